@@ -12,7 +12,7 @@ from pathlib import Path
 from echelon.core.frozen import frozen
 from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
-from echelon.run.events import AttemptStarted, RestartDecided, RunEvents
+from echelon.run.events import AttemptStarted, RanksStopped, RestartDecided, RunEvents
 from echelon.run.saved import newest_saved
 from echelon.run.verdict import Failure, Verdict
 
@@ -39,12 +39,15 @@ class History:
     Planned stops are not failures."""
     stalled: int = 0
     """How many attempts in a row, up to the last one, made no progress that can be seen."""
+    listened: bool = False
+    """Whether ranks of an earlier attempt stopped at a place that was agreed with them."""
 
 
 def read_history(run: RunDir, attempt: int) -> History:
     """Read the history before an attempt."""
     failures: dict[int, list[Failure]] = {}
     began: list[tuple[int, int]] = []
+    listened = False
     for number, record in RunEvents(run).read():
         if number >= attempt:
             continue
@@ -54,6 +57,8 @@ def read_history(run: RunDir, attempt: int) -> History:
                 began.append((number, step))
             case RestartDecided(verdict=Verdict() as verdict):
                 found.append(verdict.failure)
+            case RanksStopped():
+                listened = True
     for number, found in failures.items():
         if outcome(run, number) is None:
             message = f"attempt {number} ended without recording an outcome"
@@ -65,7 +70,8 @@ def read_history(run: RunDir, attempt: int) -> History:
         if later > earlier or (ended and ended.progress):
             break
         stalled += 1
-    return History(failures=tuple(chain(*failures.values())), stalled=stalled)
+    found_failures = tuple(chain(*failures.values()))
+    return History(failures=found_failures, stalled=stalled, listened=listened)
 
 
 def newest_checkpoint(run: RunDir) -> int:

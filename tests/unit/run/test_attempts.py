@@ -209,6 +209,12 @@ def test_the_failures_of_all_attempts_count_in_their_order(run):
     assert read_history(run, 1).failures == ()
 
 
+def test_that_ranks_stopped_where_it_was_agreed_is_remembered(run):
+    events(run, 1, ("attempt", {"saved": -1}), ("stopped", {"generation": 0, "step": 3}))
+    assert not read_history(run, 1).listened
+    assert read_history(run, 2).listened
+
+
 def test_an_attempt_that_ended_without_a_word_is_a_failure(run):
     events(run, 1, ("attempt", {"saved": -1}), ended=False)
     run.attempt(2).mkdir()  # a standby that never began

@@ -191,6 +191,7 @@ def build_controller(
         meeting=MeetingWatch(program, imports),
         explain=conclusion.explain,
         recover=membership.look_about,
+        listened=history.listened,
     )
     return Controller(
         request=request,

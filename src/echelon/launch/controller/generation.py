@@ -6,7 +6,7 @@ the ranks that are left are ended here.
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,12 +22,18 @@ from echelon.launch.controller.failures import (
 from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.placement import place_ranks
 from echelon.launch.controller.rendezvous import Endpoint
-from echelon.launch.controller.stopping import WITHDRAWN, Reason, StopConsensus, order_end
+from echelon.launch.controller.stopping import (
+    WITHDRAWN,
+    Reason,
+    StopConsensus,
+    are_about_to_listen,
+    order_end,
+)
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.collective_cause import find_cause, idle_s, is_waiting
+from echelon.launch.pool.collective_cause import find_cause
 from echelon.launch.pool.controller_events import AgentHandle, Entry, Lost
 from echelon.launch.pool.hang import Hang, HangWatch, place_of, script_frames
-from echelon.launch.protocol.collective_trace import Trace, decode_trace
+from echelon.launch.protocol.collective_trace import decode_trace
 from echelon.launch.protocol.messages import (
     Commit,
     Dump,
@@ -91,6 +97,7 @@ class Generation:
         meeting: MeetingWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
         recover: Callable[[], None],
+        listened: bool,
     ) -> None:
         self.number, self.agents = number, agents
         self.failures: list[Failure] = []
@@ -113,7 +120,7 @@ class Generation:
         """The consensus to make room, once there is one."""
         self._request, self._journal = request, journal
         self._pool, self._watch, self._explain = pool, watch, explain
-        self._meeting = meeting
+        self._meeting, self._listened = meeting, listened
         self._recover = recover
         """Restarts missing agents."""
         self._spending = Spending()
@@ -361,7 +368,9 @@ class Generation:
         self._tell_all(order)
         if isinstance(order, Commit):
             return time.monotonic() + SAVE_S
-        if consensus.deaf and self._gone_by_s is None:
+        paces = [one.pace for one in self.agents]
+        early = are_about_to_listen(self.stop, paces, listened=self._listened)
+        if consensus.deaf and self._gone_by_s is None and not early:
             ask = self._last_order(deaf=True)
             self._gone_by_s = time.monotonic() + ask.grace_s
             self._tell({one.node for one in self.agents}, ask)
@@ -437,8 +446,9 @@ class Generation:
         traces = {int(r): decode_trace(one) for answer in known for r, one in answer.ranks.items()}
         if self.stop or self.failures or not self._ranks:
             return
-        if (active_s := self._refute(hang, traces)) is not None:
-            self._watch.resume(hang, active_s)
+        idle_s = hang.refuted_by(traces, self._request.hang_timeout_s)
+        if idle_s is not None:
+            self._watch.resume(hang, time.monotonic() - idle_s)
             return
         counts = {int(r): one for answer in known for r, one in answer.counts.items()}
         if cause := find_cause(traces, self._ranks.keys(), self._world_size, counts):
@@ -461,17 +471,6 @@ class Generation:
         if self._request.on_hang != "report":
             self.failures.append(failure)
             self.stacks = stacks
-
-    def _refute(self, hang: Hang, traces: Mapping[int, Trace]) -> float | None:
-        """Return when ranks last made progress, if their collectives show that they do."""
-        allowed_s, quiet_s = self._request.hang_timeout_s, idle_s(traces)
-        if hang.suspected:
-            waits_s = quiet_s if is_waiting(traces) else 0.0
-            return time.monotonic() - waits_s if waits_s < allowed_s else None
-        # Main threads that only wait, while others of their threads communicate.
-        by_waits = hang.step < 0 and not hang.final
-        communicate = quiet_s < allowed_s / 2
-        return time.monotonic() - quiet_s if by_waits and communicate else None
 
     async def _ask(self, order: ReadTraces | Dump, kind: type[M]) -> list[M]:
         """Return the agents' answers; handle what else happens meanwhile."""

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
 
-from echelon.launch.protocol.messages import Commit, End, Place, Propose
+from echelon.launch.protocol.messages import Commit, End, Pace, Place, Propose
 from echelon.launch.protocol.stop import Stop
 from echelon.spec.job_spec import JobSpec
 
@@ -76,6 +76,21 @@ def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s
         # It wants a warning, and uses the time that is left as it likes.
         grace_s, ask = max(grace_s, deaf.limit_lead_s), deaf.limit_signal.number
     return End(generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.told else ask)
+
+
+def are_about_to_listen(stop: Stop | None, paces: Iterable[Pace], *, listened: bool) -> bool:
+    """Tell whether ranks that do not listen yet should be left alone until the stop's deadline.
+
+    While they start they have nothing to save, and a signal would end them. With the time that is
+    left they may take a step, so that the job was not in vain.
+
+    Args:
+        stop: why the run stops.
+        paces: of the agents' ranks.
+        listened: whether ranks of an earlier attempt did.
+    """
+    has_time = stop is not None and stop.deadline_s is not None
+    return listened and has_time and all(pace.way_us < 0 for pace in paces)
 
 
 class Reason:

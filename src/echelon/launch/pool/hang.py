@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from echelon.core.frozen import frozen
-from echelon.launch.pool.collective_cause import Cause
+from echelon.launch.pool.collective_cause import Cause, idle_s, is_waiting
+from echelon.launch.protocol.collective_trace import Trace
 
 _ASLEEP_S = 0.005
 """CPU time that a main thread may use while it only waits."""
@@ -40,6 +41,16 @@ class Hang:
     """and without the record of collectives."""
     suspected: bool = False
     """Nothing shows a hang, and nothing shows progress."""
+
+    def refuted_by(self, traces: Mapping[int, Trace], allowed_s: float) -> float | None:
+        """Return how long ago ranks made progress, if their collectives show that they do."""
+        quiet_s = idle_s(traces)
+        if self.suspected:
+            waits_s = quiet_s if is_waiting(traces) else 0.0
+            return waits_s if waits_s < allowed_s else None
+        # Main threads that only wait, while others of their threads communicate.
+        by_waits = self.step < 0 and not self.final
+        return quiet_s if by_waits and quiet_s < allowed_s / 2 else None
 
     def with_cause(self, cause: Cause) -> "Hang":
         """Return the hang, with what the ranks' collectives show."""

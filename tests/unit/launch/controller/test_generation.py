@@ -12,10 +12,11 @@ from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.messages import Commit, Ended, Pace, Place, Propose, RankExited
+from echelon.launch.protocol.messages import Commit, End, Ended, Pace, Place, Propose, RankExited
 from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.stop import Stop
 from echelon.run.events import RanksStopped
+from echelon.spec.job_spec import JobSpec
 from unit.launch.fakes import FakeJournal, FakePool
 
 LISTENS, DEAF, UNSAVED = Pace(1, 1, 5, 5), Pace(), Pace(way_us=1)
@@ -67,7 +68,7 @@ def orders(pool, kind):
     return [message for message in pool.agents[0].link.said if isinstance(message, kind)]
 
 
-def live(clock, *script, pace=LISTENS):
+def live(clock, *script, pace=LISTENS, listened=False):
     """Return a generation that has come to its end, and what was seen of it."""
     pool, journal = FakePool(0, 1, script=script, pace=pace, clock=clock), FakeJournal()
     first = pool.agents[0]
@@ -79,13 +80,14 @@ def live(clock, *script, pace=LISTENS):
     one = Generation(
         0,
         [first],
-        request=None,
+        request=JobSpec(script="train.py"),
         journal=journal,
         pool=pool,
         watch=HangWatch(0),
         meeting=MeetingWatch(Program(argv=("true",), kind="binary"), frozenset()),
         explain=explain,
         recover=lambda: next(recoveries),
+        listened=listened,
     )
     asyncio.run(one.run(ENDPOINT, lambda _: 1))
     assert pool.script == []
@@ -176,6 +178,23 @@ def test_and_does_not_say_that_they_saved_when_the_time_was_over(clock):
     one, _, journal = live(clock, None, *AGREED, stop, None, ended)
     assert one.stop.message == "its time is over"
     assert not any(isinstance(event, RanksStopped) for event in journal.notes)
+
+
+@pytest.mark.parametrize("listened", [True, False])
+def test_ranks_that_still_start_take_a_step_if_such_ranks_have_listened_before(clock, listened):
+    limit = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
+    later = (place(0, 0), place(1, 1, waiting=True), gone(1, saved=1), ended)
+    one, pool, _ = live(clock, limit, place(0, -1), None, *later, pace=DEAF, listened=listened)
+    assert one.stop.message == "its time is over; all ranks saved and stopped after step 1"
+    said = pool.agents[0].link.said
+    before = said[: said.index(orders(pool, Commit)[0])]
+    assert any(isinstance(order, End) for order in before) is not listened
+
+
+def test_ranks_that_still_start_are_signalled_if_no_deadline_leaves_them_time(clock):
+    stop = (None, Stop("cancelled", "it was cancelled", 143))
+    _, pool, _ = live(clock, stop, place(0, -1), gone(0, 143), ended, pace=DEAF, listened=True)
+    assert any(order.signal for order in orders(pool, End))
 
 
 def test_a_stop_at_the_very_end_is_not_forgotten(clock):
