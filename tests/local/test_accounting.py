@@ -84,6 +84,7 @@ def test_a_training_that_was_killed_once_has_redone_some_work(tmp_path):
         assert f"{100 * told['effective']:.0f} % of " in status(run)
 
 
+@pytest.mark.full
 def test_the_time_of_a_hang_is_not_productive(tmp_path):
     options = [*ONE_NODE, "--hang-timeout=4", "--on-hang=restart"]
     with live_run(tmp_path, script(killed=False), options) as run:

@@ -89,8 +89,8 @@ def run_cases(place, seed, count, within_s):
 
 def test_any_damage_to_a_run_is_an_error_of_its_own_at_most(place):
     only = os.environ.get("DAMAGE_SEED")
-    seed, count = (int(only), 1) if only else (0, 500)
-    done, wrong = run_cases(place, seed=seed, count=count, within_s=20)
+    seed, count = (int(only), 1) if only else (0, 250)
+    done, wrong = run_cases(place, seed=seed, count=count, within_s=10)
     assert not wrong, "\n\n".join(wrong)
     assert done
 

@@ -71,7 +71,8 @@ def test_nodes_that_are_played_here(place):
     assert [one for one in errors if one.severity == "error"] == []
 
 
-@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("node", [0, 2])
 def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeypatch, node):
     monkeypatch.setattr(all_reduce, "LIMIT_S", 5.0)
     launcher, mark = str(place.folder / "launcher").encode(), f"ECHELON_NODE={node}".encode()

@@ -54,6 +54,7 @@ def trained(tmp_path_factory, data):
     return folder, done.stdout
 
 
+@pytest.mark.full
 def test_resume_spawns_its_ranks_and_shows_its_meters(trained):
     folder, said = trained
     number = r" *\d+\.\d{3} \( *\d+\.\d{3}\)"
@@ -128,6 +129,7 @@ def test_resume_says_in_one_line_why_it_cannot(trained, data, flags, code, told)
     assert "Traceback" not in said
 
 
+@pytest.mark.full
 def test_resume_joins_ranks_that_are_started_by_hand(data, tmp_path):
     argv = [sys.executable, *RESUME, data, "--epochs=1", "--world-size=2", "--dist-file=meet"]
     ranks = [
@@ -242,6 +244,7 @@ def test_a_loop_by_hand_survives_a_kill_and_ends_bit_for_bit_the_same(
         assert torch.equal(value, broken[name]), name
 
 
+@pytest.mark.full
 def test_a_loop_by_hand_learns_the_same_on_one_rank_and_on_three(data, tmp_path):
     """With both samplers. An epoch's last batch has two samples: one rank's must not count."""
     import torch

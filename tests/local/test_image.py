@@ -72,6 +72,7 @@ env = {{ GIVEN = "a, b" }}
     assert torch_image.containers() == []
 
 
+@pytest.mark.full
 def test_a_stop_is_at_one_step_and_a_resumed_run_goes_on_there(project, torch_image):
     survivor = Path(__file__).parents[1] / "slurm" / "survivor.py"
     command = project.start(
@@ -227,6 +228,7 @@ def test_a_tag_is_resolved_once_and_its_image_imported_once(project, bare_image,
     subprocess.run(["podman", "rmi", "--force", *image.stdout.split()], check=False)
 
 
+@pytest.mark.full
 def test_a_staged_image_is_opened_from_the_node_s_own_disk(project, bare_image):
     (project.path / "where.py").write_text("import sys; print(sys.executable)\n")
     options = [f"--image={bare_image.path}", "--image-runtime=podman", "--set=preload="]

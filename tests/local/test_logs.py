@@ -127,7 +127,7 @@ wait_for("measured")
 """
 
 
-@pytest.mark.parametrize("megabytes", [200, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("megabytes", [100, pytest.param(1000, marks=pytest.mark.full)])
 def test_a_flood_slows_nobody_and_fills_no_memory(megabytes, tmp_path):
     (tmp_path / "train.py").write_text(_FLOOD)
     words = ["--procs=2", "--restarts=0", NO_TORCH, "train.py", str(megabytes)]

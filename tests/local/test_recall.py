@@ -114,6 +114,7 @@ def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
         assert len(run.events("restart")) == 1
 
 
+@pytest.mark.full
 def test_ranks_that_do_not_listen_are_left_in_peace(tmp_path):
     options = ["--nodes=1:2", "--procs=1", LATE]
     with live_run(tmp_path, PREAMBLE + PLAIN, options) as run:

@@ -94,7 +94,10 @@ def equal(one, other):
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize("source", ["one process", "4", "2 × 2"])
+@pytest.mark.parametrize(
+    "source",
+    ["2 × 2", *(pytest.param(one, marks=pytest.mark.full) for one in ("one process", "4"))],
+)
 def test_what_was_saved_on_one_mesh_is_loaded_on_any(tmp_path, source):
     saved = on_ranks(tmp_path, MESHES[source], save_after, 2)[0]
     through = on_ranks(tmp_path, MESHES[source], resume, 6)[0][-1]
@@ -110,7 +113,7 @@ def test_what_was_saved_on_one_mesh_is_loaded_on_any(tmp_path, source):
                 assert torch.allclose(one, other, rtol=1e-4, atol=1e-6), name
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [3, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 4))])
 def test_a_resumed_training_is_the_same_bit_for_bit(tmp_path, count):
     uninterrupted = on_ranks(tmp_path, (count,), save_after, 12)[0]
     (tmp_path / "c").rename(tmp_path / "uninterrupted")

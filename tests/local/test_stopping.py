@@ -93,7 +93,7 @@ def steps(folder):
     return [int((folder / f"step-{rank}").read_text()) for rank in range(4)]
 
 
-@pytest.mark.parametrize("pace", [0.0, 0.02])
+@pytest.mark.parametrize("pace", [0.0, pytest.param(0.02, marks=pytest.mark.full)])
 def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
     with live_run(tmp_path, script(pace)) as run:
         interrupt(run, tmp_path, "ready")

@@ -162,6 +162,7 @@ def test_storage_that_hangs_for_a_while_costs_no_rank(tmp_path, disk):
         assert not {"restart", "lost", "paused", "lost events"} & set(kinds(run))
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_while_storage_hangs_is_started_again(tmp_path, disk):
     """The other one is held by storage until it is back: not even a kill ends it."""
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:

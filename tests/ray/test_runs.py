@@ -75,7 +75,7 @@ def check_secrets(cluster, chain):
 
 def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
     data = f"--data-dir={write_digits(folder / 'digits', train=512)}"
-    size = ["--batch-size=8", "--test-batch-size=64", "--epochs=8"]
+    size = ["--batch-size=8", "--test-batch-size=64", "--epochs=5"]
     words = ["--nodes=1:3", "--procs=2", str(MNIST), data, *size]  # one of which is not there
     chain = submit(cluster, folder, *words)
     await_saved = lambda count: wait_until(  # noqa: E731

@@ -23,6 +23,7 @@ def echelon(cluster, folder, *words):
     return python(cluster, folder, "-m", "echelon", *words)
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_tasks_are_jobs_of_ray(cluster, folder):
     script = "import sys\nprint('task', sys.argv[1])\nsys.exit(int(sys.argv[1] == '2'))\n"

@@ -90,7 +90,7 @@ class Chain:
         return self.process.returncode, said
 
 
-def start_chain(folder, environ, *options, steps, pace_s, arguments=()):
+def start_chain(folder, environ, *options, steps, pace_s, arguments=(), script=SURVIVOR):
     """Submit a training and follow it to its end.
 
     Args:
@@ -100,8 +100,9 @@ def start_chain(folder, environ, *options, steps, pace_s, arguments=()):
         steps: how many there are,
         pace_s: and how long each sleeps.
         arguments: the script's others.
+        script: what to run.
     """
-    argv = [sys.executable, "-m", "echelon", "submit", "--follow", *options, str(SURVIVOR)]
+    argv = [sys.executable, "-m", "echelon", "submit", "--follow", *options, str(script)]
     process = subprocess.Popen(
         [*argv, str(steps), str(pace_s), *arguments],
         cwd=folder,

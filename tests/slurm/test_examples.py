@@ -92,8 +92,8 @@ TABLE = {
 }
 """A new example is a new row."""
 
-QUICK = ("echelon-mnist", "echelon-tinyimagenet", "torchrun-plain_loop")
-"""In CI: tests/local/test_examples.py runs the others, and test_styles.py each style."""
+QUICK = ("echelon-tinyimagenet",)
+"""In CI: tests/local and tests/ray run the other examples, and test_styles.py each style."""
 
 
 RANKED = STYLES[:-1]

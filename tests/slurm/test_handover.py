@@ -11,7 +11,7 @@ import pytest
 
 from echelon.core.nodes import expand
 from echelon.core.waiting import wait_until
-from slurm.survival import check_samples, start_chain, train_undisturbed
+from slurm.survival import SURVIVOR, check_samples, start_chain, train_undisturbed
 
 STEPS = 100
 SHAPE = ("--nodes=2", "--procs=1")
@@ -36,9 +36,9 @@ def chain(full, tmp_path):
     environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
     started = []
 
-    def start(*options, steps=STEPS, pace_s=0.1, arguments=(), **variables):
-        env = {**environ, **variables}
-        one = start_chain(tmp_path, env, *options, steps=steps, pace_s=pace_s, arguments=arguments)
+    def start(*options, pace_s=0.1, steps=STEPS, arguments=(), script=SURVIVOR, **variables):
+        env, what = {**environ, **variables}, {"arguments": arguments, "script": script}
+        one = start_chain(tmp_path, env, *options, steps=steps, pace_s=pace_s, **what)
         started.append(one)
         return one
 
@@ -93,6 +93,30 @@ def test_a_time_limit_is_outlived(full, chain, short, undisturbed):
     first = run.outcomes()[0]
     assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")
     assert first["why"].startswith("the job reaches its time limit in ")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_jobs_whose_ranks_still_start_when_they_are_warned_take_a_step(
+    full, chain, short, tmp_path
+):
+    """Otherwise the second and the third job would have made no progress, and the run would end."""
+    options, pace_s = short
+    late = tmp_path / "late.py"
+    late.write_text(f"""\
+import os, pathlib, runpy, sys, time
+with open("jobs", "a") as file:
+    print(os.environ["SLURM_JOB_ID"], file=file)
+jobs = list(dict.fromkeys(pathlib.Path("jobs").read_text().split()))
+if jobs.index(os.environ["SLURM_JOB_ID"]) in (1, 2):
+    time.sleep({pace_s * STEPS})
+runpy.run_path({str(SURVIVOR)!r}, run_name="__main__")
+""")
+    run = chain(*SHAPE, *options, pace_s=pace_s, steps=60, script=late)
+    code, said = run.wait(timeout_s=500)
+    assert code == 0, said
+    assert [one["state"] for one in run.outcomes()] == ["TIMEOUT"] * 3 + ["COMPLETED"], said
+    check_samples(run.records(), 60)
 
 
 @pytest.mark.full
@@ -176,6 +200,7 @@ def test_a_preempted_run_goes_on_when_the_nodes_are_free_again(full, chain, tmp_
     assert stopped["step"] >= 20
 
 
+@pytest.mark.full
 def test_the_host_of_the_controller_dies(full, chain):
     run = chain("--nodes=2:3", "--procs=1")
     run.await_step(20)
@@ -208,6 +233,7 @@ def test_the_host_of_the_controller_is_away_for_so_long_that_slurm_gives_it_up(f
     assert len(run.attempts()) >= 2
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_can_be_resumed(full, chain, undisturbed):
     run = chain(*SHAPE)
     run.await_step(20)

@@ -25,8 +25,9 @@ def start(full, torch_image, tmp_path):
     image = (f"--image={torch_image.path}", "--image-runtime=podman")
     started = []
 
-    def begin(*options):
-        started.append(start_chain(tmp_path, environ, *options, *image, steps=STEPS, pace_s=0.1))
+    def begin(*options, steps=STEPS, pace_s=0.1):
+        one = start_chain(tmp_path, environ, *options, *image, steps=steps, pace_s=pace_s)
+        started.append(one)
         return started[-1]
 
     yield begin
@@ -48,6 +49,15 @@ def find_inside(pid, run):
     ]
 
 
+def test_ranks_train_inside_an_image_on_two_nodes(start, torch_image):
+    run = start(*SHAPE, steps=10, pace_s=0)
+    code, said = run.wait()
+    assert code == 0, said
+    check_samples(run.records(), 10)
+    assert wait_until(lambda: torch_image.containers() == [], timeout_s=20)
+
+
+@pytest.mark.full
 def test_a_kill_and_a_hand_over_inside_an_image(full, start, torch_image, tmp_path):
     undisturbed = train_undisturbed(tmp_path / "plain", *SHAPE, steps=STEPS)
     run = start(*SHAPE, "--nodelist=node[1-2]")

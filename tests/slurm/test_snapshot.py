@@ -93,8 +93,10 @@ def echelon(cluster, project):
     return call
 
 
-CASES = [("echelon", False), ("echelon", True), ("srun", False), ("srun", True)]
+CASES = [("echelon", True), ("srun", False)]
 MORE = [
+    ("echelon", False),
+    ("srun", True),
     ("file", False),
     ("file", True),
     *((s, False) for s in ("static", "torchrun", "spawn", "ray")),

@@ -119,13 +119,8 @@ def test_ranks_find_each_other(full, tmp_path, style, shape):
     check(full, job, tmp_path, shape)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "gpus-per-task",
-        *(pytest.param(o, marks=pytest.mark.full) for o in ("gpus-per-node", "gpus")),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("option", ["gpus-per-task", "gpus-per-node", "gpus"])
 def test_gpus_may_be_asked_for_in_every_way(full, tmp_path, option):
     job = submit(full, tmp_path, script(tmp_path, "srun", 2, 2, gpu_option=option))
     binding = "one" if option == "gpus-per-task" else "all"

@@ -82,7 +82,8 @@ def test_a_run_goes_on_without_a_node_that_it_lost(full, submitted, tmp_path, fa
     assert "cause: lost node" in said
 
 
-@pytest.mark.parametrize("nodes", ["2:3", pytest.param("3", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("nodes", ["2:3", "3"])
 def test_a_node_that_cannot_be_reached_at_the_start_ends_no_other_s_agent(
     full, submitted, tmp_path, nodes
 ):
@@ -102,6 +103,7 @@ def test_a_node_that_cannot_be_reached_at_the_start_ends_no_other_s_agent(
     assert nodes == "2:3" or "2 of 3 nodes joined; missing: node3" in said
 
 
+@pytest.mark.full
 def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path):
     run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1", "--hand-over=never")
     await_world(tmp_path, 2)
