@@ -159,7 +159,7 @@ SOME = (MANY[10], MANY[-1])
 
 @pytest.mark.parametrize(
     "count",
-    [*SOME, *(pytest.param(count, marks=pytest.mark.full) for count in MANY if count not in SOME)],
+    [SOME[1], *(pytest.param(count, marks=pytest.mark.full) for count in MANY if count != SOME[1])],
 )
 def test_a_submission_whose_connection_is_cut_is_made_once(laptop, remote, count):
     laptop("ps", "--host=sandbox-far", check=False)  # brings Echelon there

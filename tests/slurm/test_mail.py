@@ -42,6 +42,7 @@ def start(full, tmp_path):
     full.calm()
 
 
+@pytest.mark.full
 def test_mail_and_command_come_once_however_many_jobs_it_takes(full, tmp_path, mails, start):
     run = start("--nodes=1", "--nodelist=node1", steps=80)
     run.await_step(10)

@@ -209,7 +209,7 @@ def full_disk(tmp_path):
     ("ranks", "sharded", "kills"),
     [
         *((ranks, False, 25) for ranks in (1, 2)),
-        (2, True, 50),
+        (2, True, 25),
         *(pytest.param(ranks, False, 500, marks=pytest.mark.full) for ranks in (1, 2)),
         pytest.param(3, True, 1000, marks=pytest.mark.full),
     ],

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.clusters.slurm.styles import PLACEHOLDER, render_script
@@ -142,7 +142,6 @@ def stubs(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=3 * settings().max_examples)
 @given(
     style=st.sampled_from(STYLES),
     script=values.filter(bool),
