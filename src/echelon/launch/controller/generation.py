@@ -442,6 +442,7 @@ class Generation:
 
     async def _be_hung(self, hang: Hang) -> None:
         """Find the cause, and record the stacks of all ranks; what follows is up to the user."""
+        alive = set(self._ranks)
         known = await self._ask(ReadTraces(generation=self.number), Traces)
         traces = {int(r): decode_trace(one) for answer in known for r, one in answer.ranks.items()}
         if self.stop or self.failures or not self._ranks:
@@ -455,6 +456,9 @@ class Generation:
             hang = hang.with_cause(cause)
         told = await self._ask(Dump(generation=self.number), StacksOfNode)
         if self.stop or self.failures:
+            return
+        if self._ranks.keys() != alive:  # they move on
+            self._watch.resume(hang, time.monotonic())
             return
         stacks = {rank: script_frames(text) for one in told for rank, text in one.ranks.items()}
         hang = hang.with_stacks(stacks)

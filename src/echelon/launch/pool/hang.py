@@ -108,13 +108,19 @@ class HangWatch:
                 seen.step_since_s = max(seen.step_since_s, active_s)
 
     def excuse(self, hang: Hang, stack: str, now_s: float) -> bool:
-        """Watch on if a rank compiles, which may take many minutes; tell whether it does."""
-        if not is_compiling(stack):
-            return False
-        if now_s - self._excused_s > 2 * self._timeout_s:  # the last one was another compilation
-            self._compiling_s = now_s
-        self._excused_s = now_s
-        if now_s - self._compiling_s >= COMPILE_S:
+        """Watch on if a rank compiles, or did at the last look; tell whether that is so.
+
+        A compilation may take many minutes. When it ended is not known: perhaps just now.
+        """
+        recently = now_s - self._excused_s <= 2 * self._timeout_s
+        if is_compiling(stack):
+            self._compiling_s = self._compiling_s if recently else now_s
+            self._excused_s = now_s
+            if now_s - self._compiling_s >= COMPILE_S:
+                return False
+        elif recently:
+            self._excused_s = float("-inf")
+        else:
             return False
         self.resume(hang, now_s)
         return True

@@ -11,11 +11,21 @@ from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost
-from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.messages import Commit, End, Ended, Pace, Place, Propose, RankExited
+from echelon.launch.pool.hang import Hang, HangWatch
+from echelon.launch.protocol.messages import (
+    Commit,
+    End,
+    Ended,
+    Pace,
+    Place,
+    Propose,
+    RankExited,
+    Stacks,
+    Traces,
+)
 from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.stop import Stop
-from echelon.run.events import RanksStopped
+from echelon.run.events import HangDetected, RanksStopped
 from echelon.spec.job_spec import JobSpec
 from unit.launch.fakes import FakeJournal, FakePool
 
@@ -202,3 +212,12 @@ def test_a_stop_at_the_very_end_is_not_forgotten(clock):
     one, _, journal = live(clock, None, *AGREED, gone(), stop, ended)
     assert one.stop.cause == "cancelled"
     assert journal.notes[-1].again is False
+
+
+def test_ranks_that_exit_while_their_stacks_are_read_do_not_hang(clock):
+    hang = (None, Hang(rank=0, message="all ranks wait"))
+    traces = lambda pool: (pool.agents[0], Traces(generation=0, ranks={}, counts={}))  # noqa: E731
+    stacks = lambda pool: (pool.agents[0], Stacks(generation=0, ranks={}))  # noqa: E731
+    one, _, journal = live(clock, hang, traces, gone(), stacks, ended)
+    assert one.failures == []
+    assert not any(isinstance(event, HangDetected) for event in journal.notes)

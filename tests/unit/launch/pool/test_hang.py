@@ -446,4 +446,15 @@ def test_another_compilation_has_its_own_time():
     hang = Hang(rank=0, message="", generation=0)
     assert watch.excuse(hang, COMPILES, 0.0)
     assert watch.excuse(hang, COMPILES, 2 * COMPILE_S)
-    assert not watch.excuse(hang, RUNS_COMPILED, 2 * COMPILE_S)
+
+
+def test_the_time_after_a_compilation_counts_from_the_first_look_that_does_not_see_it():
+    bench = Bench(ranks=2)
+    asleep = {"cpu": lambda _rank, _s: 0.0}
+    hang, now_s = bench.run(100, **asleep)
+    assert bench.watch.excuse(hang, COMPILES, now_s)
+    hang, ended_s = bench.run(100, **asleep)
+    assert bench.watch.excuse(hang, RUNS_COMPILED, ended_s)  # perhaps it ended a moment ago
+    hang, now_s = bench.run(100, **asleep)
+    assert now_s - ended_s >= TIMEOUT_S
+    assert not bench.watch.excuse(hang, RUNS_COMPILED, now_s)
