@@ -64,8 +64,8 @@ def test_a_missing_value_that_the_next_directive_does_not_give(second):
     [
         ("# sbatch --cpus-per-task 8 job.sh", []),
         ("#   $ sbatch -A me -c 8 job.sh", []),
-        ("# sbatch --mem=4G job.sh", ["error"]),
-        ("#sbatch --cpus-per-task=8", ["error"]),
+        ("# sbatch --mem=4G job.sh", ["warning"]),
+        ("#sbatch --cpus-per-task=8", ["warning"]),
     ],
 )
 def test_a_comment_that_shows_the_options_of_sbatch(comment, severity):
@@ -486,8 +486,8 @@ def test_a_program_that_may_start_srun_itself(argument, found):
         ("HF_HOME=/a TORCH_HOME=/b \\\npython a.py", []),
         ("HF_HOME=/a \\\n  TORCH_HOME=/b \\\n  python a.py", []),
         ("HF_HOME='a\nb' TORCH_HOME=/b python a.py", []),
-        ("HF_HOME=/a TORCH_HOME=/b\npython a.py", ["error", "error"]),
-        ("HF_HOME=/a\npython a.py", ["error"]),
+        ("HF_HOME=/a TORCH_HOME=/b\npython a.py", ["warning", "warning"]),
+        ("HF_HOME=/a\npython a.py", ["warning"]),
     ],
 )
 def test_variables_of_one_command_on_several_lines(lines, found):

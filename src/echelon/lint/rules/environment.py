@@ -12,7 +12,7 @@ from echelon.lint.facts import is_training
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import COUNTING_TASKS, NUMBERS_OF_TASKS, OF_OPTIONS
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _INTERFACE = pattern(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -122,7 +122,7 @@ def _no_tasks(subject: Subject) -> Iterator[Hit]:
                 re.search(rf"\$\{{?{name}\b(?!:?[-=?+])", line)
                 and assignment.name in subject.exported
             ):
-                yield replace(_unset(assignment, name, "", "ntasks"), severity=WARNING)
+                yield _unset(assignment, name, "", "ntasks")
 
 
 def _has_array(subject: Subject, assigned: set[str]) -> bool:
@@ -268,10 +268,11 @@ RULES = (
     Rule(
         code="E407",
         title="Slurm variable that is not set",
-        severity=ERROR,
+        severity=WARNING,
         check=find_unset_variables,
         why="Variables such as `SLURM_GPUS_PER_NODE` and `SLURM_CPUS_PER_TASK` repeat an option. "
-        "They are empty without it, and include the GPU type if the option does, as in a100:4.",
+        "They are empty without it, and include the GPU type if the option does, as in a100:4. "
+        "It is a warning because sbatch may get the option on its command line.",
         example="""\
  #!/bin/bash
  #SBATCH --cpus-per-gpu=8

@@ -48,7 +48,7 @@ _SERVER = pattern(
 )
 """Programs that run until something ends them."""
 _ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
-_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
+_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)(?:@\d+)?")
 """A signal that Slurm sends to the job script, not to its steps."""
 _IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
 """Signals that do not end a process."""
@@ -304,7 +304,7 @@ def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Ite
 
 def find_late_handler(subject: Subject) -> Iterator[Hit]:
     batch, signal = subject.batch, subject.directives.last("signal")
-    if batch is None or signal is None or not (sent := _TO_THE_SHELL.match(signal.value)):
+    if batch is None or signal is None or not (sent := _TO_THE_SHELL.fullmatch(signal.value)):
         return
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     traps = [
