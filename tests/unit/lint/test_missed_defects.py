@@ -337,3 +337,80 @@ def test_data_loader_workers_by_default(given, default, found):
 
 def test_a_cache_of_cuda_that_is_not_exported():
     assert ("E312", "warning") in codes("CUDA_CACHE_PATH=/tmp/me\npython a.py\n")
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        ("--b=2", True),
+        ("--b=2 \\\n  --c 3", True),
+        ("--b=2 --c=3", True),
+        ("--b=2 --c 3", True),
+        ("-b=2", True),
+        ("NAME=2", False),
+        ("a[1]=2", False),
+    ],
+)
+def test_options_with_values_after_a_broken_line(after, found):
+    body = "python a.py \\\n  --a=1{}\n  {}\n"
+    assert (("E208", "error") in codes(body.format(" \\ ", after))) == found
+    assert (("E208", "error") in codes(body.format("", after))) == found
+    assert ("E208", "error") not in codes(body.format(" \\", after))
+
+
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [
+        ("echo\necho status $?", True),
+        ("echo status $?", True),
+        ("printf '%s' $?", True),
+        ("status=$?\necho $status\nexit $status", False),
+        ("if [ $? -ne 0 ]; then exit 1; fi\necho done", False),
+        ("[ $? -eq 0 ] || exit 1\necho done", False),
+        ("echo $? > status; exit $?", False),
+    ],
+)
+def test_an_exit_status_that_is_only_printed(rest, found):
+    assert (("E507", "warning") in codes(f"python a.py\n{rest}\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 python a.py\npython b.py\n", True),
+        ("srun python b.py\nCUDA_VISIBLE_DEVICES=4 python a.py\n", True),
+        (
+            "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py &\nwait\n",
+            False,
+        ),
+        ("CUDA_VISIBLE_DEVICES=2 srun python a.py\npython b.py\n", False),
+        ("CUDA_VISIBLE_DEVICES=$1 python a.py\npython b.py\n", False),
+        ("CUDA_VISIBLE_DEVICES= python a.py\npython b.py\n", False),
+    ],
+)
+def test_gpus_that_the_job_does_not_have(body, found):
+    head = f"{JOB}#SBATCH --gres=gpu:2\n"
+    assert (("E409", "warning") in codes(body, head)) == found
+    assert "E409" not in dict(codes(body, JOB))
+    assert "E409" not in dict(codes(body, f"{head}#SBATCH --exclusive\n"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "found"),
+    [
+        ("python a.py; echo done", True),
+        ("python a.py\n  echo done\n", True),
+        ("set -e; python a.py; echo done", False),
+        ("python a.py && echo done", False),
+        ("python a.py || exit 1; echo done", False),
+        ("python a.py; code=$?; echo done; exit $code", False),
+        ("echo start; python a.py", False),
+        ("trap cleanup EXIT; python a.py; echo done", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "outer",
+    ["bash -c '{}'", "set -e\nsingularity exec --nv i.sif bash -lc '{}'", "srun bash -c '{}'"],
+)
+def test_failures_in_an_inner_shell(outer, inner, found):
+    assert (("E507", "warning") in codes(f"{outer.format(inner)}\n")) == found

@@ -27,6 +27,7 @@ _NO_SECRET = pattern(
 _TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
+_DEVICES = pattern(r"\d+(,\d+)*")
 _HOOK = 'eval "$(conda shell.bash hook)"'
 
 
@@ -210,6 +211,7 @@ def _before(subject: Subject, command: Command) -> tuple[Edit, ...]:
 
 
 def find_visible_devices(subject: Subject) -> Iterator[Hit]:
+    yield from _missing_devices(subject)
     gpus = subject.job.gpus_per_node
     batch = subject.batch
     if not gpus or batch is None or len(subject.started) != 1:
@@ -220,9 +222,7 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
         value = assignment.value
         if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or not assignment.certain:
             continue
-        if not re.fullmatch(r"\d+(,\d+)*", value.text) or not is_training(
-            subject, subject.started[0]
-        ):
+        if not _DEVICES.fullmatch(value.text) or not is_training(subject, subject.started[0]):
             continue
         count = value.text.count(",") + 1
         if count != gpus:
@@ -232,6 +232,25 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
                 f"{gpus} on each node.",
                 fix="remove the line; Slurm sets the variable to the GPUs of the job",
             )
+
+
+def _missing_devices(subject: Subject) -> Iterator[Hit]:
+    """Find programs that get the number of a GPU which the job does not have."""
+    gpus = subject.job.gpus_per_node
+    if not gpus or subject.directives.last("exclusive") is not None or len(subject.started) < 2:
+        return
+    for one in (one for one in subject.started if one.launch.srun is None):
+        for assignment in one.launch.command.assignments:
+            value = assignment.value
+            if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or value.uses:
+                continue
+            if _DEVICES.fullmatch(value.text) and max(map(int, value.text.split(","))) >= gpus:
+                yield Hit(
+                    at=assignment,
+                    what=f"`CUDA_VISIBLE_DEVICES` is {value.text}, but the job has "
+                    f"{counted(gpus, 'GPU')} on each node, which count from 0.",
+                    fix="remove the variable; Slurm sets it to the GPUs of the job",
+                )
 
 
 RULES = (
