@@ -414,3 +414,38 @@ def test_gpus_that_the_job_does_not_have(body, found):
 )
 def test_failures_in_an_inner_shell(outer, inner, found):
     assert (("E507", "warning") in codes(f"{outer.format(inner)}\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("made", "found"), [("mkdir -p out", True), ("mkdir -p other", False), ("date", False)]
+)
+def test_an_inner_shell_that_lists_a_directory_of_the_script(made, found):
+    body = f"set -e\n{made}\nsingularity exec i.sif bash -c 'python a.py; ls -l out'\n"
+    assert (("E507", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("folder", "body", "found"),
+    [
+        ("/scratch/me", "export RUNS=/scratch/me\nmkdir -p $RUNS\n", True),
+        ("/scratch/me", "", False),
+        ("logs", "mkdir -p logs\n", False),  # below the other directory, which may have it
+    ],
+)
+def test_an_output_directory_beside_chdir(folder, body, found):
+    head = f"{JOB}#SBATCH --chdir=/home/me\n#SBATCH --output={folder}/%j.out\n"
+    assert ("E501" in dict(codes(f"{body}python a.py\n", head))) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "found"),
+    [
+        ("<PASS_ACCOUNT>", "#SBATCH -A $account\n", True),
+        ("YOUR_ACCOUNT", "#SBATCH -A $account\n", True),
+        ("physics", "#SBATCH -A $account\n", False),
+        ("<PASS_ACCOUNT>", "", False),  # not a job
+    ],
+)
+def test_placeholders_of_a_script_that_writes_jobs(value, written, found):
+    body = f'account="{value}"\nsbatch <<EOF\n#!/bin/bash\n{written}python a.py\nEOF\n'
+    assert (("E116", "warning") in codes(body, "#!/bin/bash\n")) == found

@@ -222,7 +222,8 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
         run = [c for c in plain if _starts(c) and (c.path, c.line) in launched and c.certain]
         run = [c for c in run if not c.background and not c.piped_into]
         end = plain[-1]
-        if run and end.line >= run[-1].line and end.name in ("echo", "printf") and end.certain:
+        quiet = end.name in ("echo", "printf") or _lists_own(end, subject.commands)
+        if run and end.line >= run[-1].line and quiet and end.certain:
             yield Hit(
                 at=run[-1],
                 what="The inner shell succeeds even if this command fails, because "
@@ -312,6 +313,13 @@ def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
 def _lists(command: Command) -> bool:
     """Tell whether a command lists a path, and fails if the program has not written it."""
     return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
+
+
+def _lists_own(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command lists only directories that the script itself has created."""
+    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+    words = {w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")}
+    return command.name == "ls" and bool(words) and words <= made
 
 
 def _copies_anyway(command: Command, commands: list[Command]) -> bool:
