@@ -657,3 +657,21 @@ def test_a_checkpoint_for_each_pass_of_the_loop(loops, name, found):
         f"{loops}\n{save}"
     )
     assert severities(f"{JOB}python a.py\n", "E613", a=python) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "folders", "found"),
+    [
+        ("from project.training import train", {"project"}, []),
+        ("import project", {"project"}, []),
+        ("def main():\n    import project.training", {"project"}, []),
+        ("from project.training import train", set(), ["warning"]),
+        ("import project", {"project", "scripts/project"}, ["warning"]),
+        ("import json", {"project"}, ["warning"]),
+    ],
+)
+def test_a_package_of_the_project_that_may_read_the_rank(line, folders, found):
+    python = {"scripts/a.py": f"{line}\nprint(1)\n"}
+    text = f"{JOB}#SBATCH --ntasks=4\nsrun python scripts/a.py\n"
+    given = lint(text, path="job.sh", files=TextFiles(python, folders), programs=SlurmOf())
+    assert [str(f.severity) for f in given if f.code == "E202"] == found
