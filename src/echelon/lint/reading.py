@@ -230,7 +230,18 @@ class _Reader:
         return words[0].text if words else ""
 
     def _walk_assignment(self, node: Node, context: _Context) -> None:
-        self._assign(node, context)
+        if option := self._option(node):
+            self._add(option, [], self._line(node), context)
+        else:
+            self._assign(node, context)
+
+    def _option(self, node: Node) -> list[Word]:
+        """Return --name=value as a word; the grammar takes it for an assignment."""
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None or not self._source.text(name).startswith("-"):
+            return []
+        begin = Word(text=f"{self._source.text(name)}=", line=self._line(node))
+        return [begin.joined(self._assigned(node, value))]
 
     def _assign(self, node: Node, context: _Context, *, lasting: bool = True) -> Assignment | None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -304,8 +315,10 @@ class _Reader:
     def _walk_command(self, node: Node, context: _Context) -> None:
         name = node.child_by_field_name("name")
         own = []
+        options: list[Word] = []
         for child in node.children:
             if child.type == "variable_assignment":
+                options += self._option(child)
                 # The grammar joins a line of several assignments with the next command.
                 lasting = name is None or self._ends_before(child, name)
                 assignment = self._assign(child, context, lasting=lasting)
@@ -313,15 +326,17 @@ class _Reader:
                     own.append(assignment)
         if name is None:
             return
-        words = [word for child in name.children for word in self._words.word(child)]
+        words = options + [w for child in name.children for w in self._words.word(child)]
         words += self._arguments(node)
-        if not words:
-            return
+        if words:
+            self._add(words, own, options[0].line if options else self._line(name), context)
+
+    def _add(self, words: list[Word], own: list[Assignment], line: int, context: _Context) -> None:
         parts = (part for word in words for part in word.split())
         command = Command(
             words=tuple(islice(parts, _LONGEST_COMMAND)) or tuple(words),
             path=self._path,
-            line=self._line(name),
+            line=line,
             where=self._where,
             assignments=tuple(own),
             background=context.background,

@@ -164,7 +164,7 @@ def test_a_baseline_hides_known_findings(script, capsys):
     assert main.run(["lint", "--baseline", "known.json", "job.sh"]) == 0
     script(BAD.replace("export ", "\nOMP_NUM_THREADS=1\nexport "))
     capsys.readouterr()
-    assert main.run(["lint", "--baseline", "known.json", "--json", "job.sh"]) == 1
+    assert main.run(["lint", "--strict", "--baseline", "known.json", "--json", "job.sh"]) == 1
     assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E312"]
     script("[]", "known.json")
     assert main.run(["lint", "--baseline", "known.json", "job.sh"]) == 2

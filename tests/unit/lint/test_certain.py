@@ -37,7 +37,7 @@ def test_a_line_that_is_always_reached(text):
         "import os\nif os.name:\n    print(tain)\n",
         "import os\nif os.name:\n    exit()\nprint(tain)\n",
         "try:\n    print(tain)\nexcept Exception:\n    pass\n",
-        "import sys\nsys.exit()\nprint(tain)\n",
+        "import sys\nstop = sys.exit\nstop()\nprint(tain)\n",
         "def f():\n    exit()\nf()\nprint(tain)\n",
         "import os\nx = os.name or tain\n",
         "import os\nx = 1 if os.name else tain\n",

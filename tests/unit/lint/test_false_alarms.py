@@ -64,8 +64,8 @@ def test_a_missing_value_that_the_next_directive_does_not_give(second):
     [
         ("# sbatch --cpus-per-task 8 job.sh", []),
         ("#   $ sbatch -A me -c 8 job.sh", []),
-        ("# sbatch --mem=4G job.sh", ["error"]),
-        ("#sbatch --cpus-per-task=8", ["error"]),
+        ("# sbatch --mem=4G job.sh", ["warning"]),
+        ("#sbatch --cpus-per-task=8", ["warning"]),
     ],
 )
 def test_a_comment_that_shows_the_options_of_sbatch(comment, severity):
@@ -486,8 +486,8 @@ def test_a_program_that_may_start_srun_itself(argument, found):
         ("HF_HOME=/a TORCH_HOME=/b \\\npython a.py", []),
         ("HF_HOME=/a \\\n  TORCH_HOME=/b \\\n  python a.py", []),
         ("HF_HOME='a\nb' TORCH_HOME=/b python a.py", []),
-        ("HF_HOME=/a TORCH_HOME=/b\npython a.py", ["error", "error"]),
-        ("HF_HOME=/a\npython a.py", ["error"]),
+        ("HF_HOME=/a TORCH_HOME=/b\npython a.py", ["warning", "warning"]),
+        ("HF_HOME=/a\npython a.py", ["warning"]),
     ],
 )
 def test_variables_of_one_command_on_several_lines(lines, found):
@@ -565,3 +565,113 @@ def test_rank_0_that_is_the_only_one(gpus, found):
     )
     text = f"{JOB}#SBATCH --gres=gpu:{gpus}\npython a.py\n"
     assert severities(text, "E615", a=python) == found
+
+
+@pytest.mark.parametrize(
+    ("comment", "found"),
+    [
+        ("# usage: ./submit.sh a100 ./job.sh", []),
+        ("# python make_job.py job.sh", []),
+        ("# sbatch job.sh", ["error"]),
+        ("# see job.sh", ["error"]),
+    ],
+)
+def test_a_script_to_which_another_one_adds_the_first_line(comment, found):
+    text = f"{comment}\n#SBATCH --nodes=1\n#SBATCH --time=1:00\npython a.py\n"
+    assert severities(text, "E101") == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"), [("{{OPTIONS}}", []), ("{% if gpus %}", []), ("date", ["error"])]
+)
+def test_a_template_with_a_line_that_is_filled_in(line, found):
+    text = f"{JOB}{line}\n#SBATCH --ntasks=2\npython a.py\n"
+    assert severities(text, "E102") == found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "variable", "found"),
+    [
+        (1, "SLURM_NODEID", []),
+        (2, "SLURM_NODEID", ["error"]),
+        (1, "SLURM_PROCID", ["error"]),
+        (1, "SLURM_LOCALID", ["error"]),
+    ],
+)
+def test_the_number_of_the_only_node(nodes, variable, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=2\n"
+    assert severities(f"{head}srun python a.py --rank=${variable}\n", "E308") == found
+    exported = f"{head}export RANK=${variable}\nsrun python a.py\n"
+    assert severities(exported, "E308") == found
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("sys.exit(1)", []),
+        ("exit()", []),
+        ("os._exit(0)", []),
+        ("raise SystemExit", []),
+        ("print(1)", ["error"]),
+        ("sys.exit", ["error"]),
+        ("atexit.exit()", ["error"]),
+    ],
+)
+def test_undefined_names_after_the_exit(statement, found):
+    python = f"import atexit, os, sys\ndef main():\n    {statement}\n    print(missing)\nmain()\n"
+    assert severities(f"{JOB}python a.py\n", "E626", a=python) == found
+
+
+@pytest.mark.parametrize(
+    ("setup", "found"),
+    [
+        ("set -euo pipefail\n", []),
+        ("set -o errexit\n", []),
+        ("# set -e\nmodule load cuda\n", ["warning"]),
+        ("bash -c 'set -e; true'\n", ["warning"]),
+        (None, ["warning"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["source", "."])
+def test_a_sourced_file_that_stops_at_failures(command, setup, found):
+    files = TextFiles({"slurm/env.sh": setup} if setup else {})
+    text = f"{JOB}{command} slurm/env.sh\npython a.py\necho done\n"
+    given = lint(text, path="slurm/job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in given if f.code == "E507"] == found
+
+
+@pytest.mark.parametrize(
+    ("loops", "name", "found"),
+    [
+        ("for it in range(9):", "'%d.pt' % it", []),
+        ("for it in range(9):", "f'{it}.pt'", []),
+        ("for it in range(9):", "'last.pt'", ["warning"]),
+        ("for fold in range(9):\n  for it in range(9):", "f'{fold}.pt'", ["warning"]),
+    ],
+)
+def test_a_checkpoint_for_each_pass_of_the_loop(loops, name, found):
+    save = f"    path = {name}\n    torch.save(model.state_dict(), path)\n"
+    python = (
+        "import sys, torch\nmodel = torch.nn.Linear(1, 1)\n"
+        "if sys.argv[1:]:\n    path = sys.argv[1]\n    model.load_state_dict(torch.load(path))\n"
+        f"{loops}\n{save}"
+    )
+    assert severities(f"{JOB}python a.py\n", "E613", a=python) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "folders", "found"),
+    [
+        ("from project.training import train", {"project"}, []),
+        ("import project", {"project"}, []),
+        ("def main():\n    import project.training", {"project"}, []),
+        ("from project.training import train", set(), ["warning"]),
+        ("import project", {"project", "scripts/project"}, ["warning"]),
+        ("import json", {"project"}, ["warning"]),
+    ],
+)
+def test_a_package_of_the_project_that_may_read_the_rank(line, folders, found):
+    python = {"scripts/a.py": f"{line}\nprint(1)\n"}
+    text = f"{JOB}#SBATCH --ntasks=4\nsrun python scripts/a.py\n"
+    given = lint(text, path="job.sh", files=TextFiles(python, folders), programs=SlurmOf())
+    assert [str(f.severity) for f in given if f.code == "E202"] == found

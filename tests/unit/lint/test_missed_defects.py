@@ -81,7 +81,7 @@ def test_placeholders_in_paths(line, found):
     [("NUMBA_DISABLE_INTEL_SVML", True), ("XLA_FLAGS", True), ("NUMBA_CASES", False)],
 )
 def test_more_variables_of_programs(name, found):
-    assert (("E312", "error") in codes(f"{name}=1\npython a.py\n")) == found
+    assert (("E312", "warning") in codes(f"{name}=1\npython a.py\n")) == found
 
 
 SUBMITS_ITSELF = 'if [ -z "$SLURM_JOB_ID" ]; then\n    exec sbatch "$0"\nfi\n'
@@ -205,6 +205,7 @@ def test_generic_resources_that_sbatch_rejects(gres, found):
         ("B:USR1@300", "exec python a.py\n", False),
         ("B:USR1@300", "source handlers.sh\nsrun python a.py\n", False),
         ("B:URG@300", "srun python a.py\n", False),
+        ("B:TERM@00:30", "srun python a.py\n", False),  # E105
     ],
 )
 def test_signals_that_end_the_script(signal, body, found):
@@ -335,4 +336,116 @@ def test_data_loader_workers_by_default(given, default, found):
 
 
 def test_a_cache_of_cuda_that_is_not_exported():
-    assert ("E312", "error") in codes("CUDA_CACHE_PATH=/tmp/me\npython a.py\n")
+    assert ("E312", "warning") in codes("CUDA_CACHE_PATH=/tmp/me\npython a.py\n")
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        ("--b=2", True),
+        ("--b=2 \\\n  --c 3", True),
+        ("--b=2 --c=3", True),
+        ("--b=2 --c 3", True),
+        ("-b=2", True),
+        ("NAME=2", False),
+        ("a[1]=2", False),
+    ],
+)
+def test_options_with_values_after_a_broken_line(after, found):
+    body = "python a.py \\\n  --a=1{}\n  {}\n"
+    assert (("E208", "error") in codes(body.format(" \\ ", after))) == found
+    assert (("E208", "error") in codes(body.format("", after))) == found
+    assert ("E208", "error") not in codes(body.format(" \\", after))
+
+
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [
+        ("echo\necho status $?", True),
+        ("echo status $?", True),
+        ("printf '%s' $?", True),
+        ("status=$?\necho $status\nexit $status", False),
+        ("if [ $? -ne 0 ]; then exit 1; fi\necho done", False),
+        ("[ $? -eq 0 ] || exit 1\necho done", False),
+        ("echo $? > status; exit $?", False),
+    ],
+)
+def test_an_exit_status_that_is_only_printed(rest, found):
+    assert (("E507", "warning") in codes(f"python a.py\n{rest}\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 python a.py\npython b.py\n", True),
+        ("srun python b.py\nCUDA_VISIBLE_DEVICES=4 python a.py\n", True),
+        (
+            "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py &\nwait\n",
+            False,
+        ),
+        ("CUDA_VISIBLE_DEVICES=2 srun python a.py\npython b.py\n", False),
+        ("CUDA_VISIBLE_DEVICES=$1 python a.py\npython b.py\n", False),
+        ("CUDA_VISIBLE_DEVICES= python a.py\npython b.py\n", False),
+    ],
+)
+def test_gpus_that_the_job_does_not_have(body, found):
+    head = f"{JOB}#SBATCH --gres=gpu:2\n"
+    assert (("E409", "warning") in codes(body, head)) == found
+    assert "E409" not in dict(codes(body, JOB))
+    assert "E409" not in dict(codes(body, f"{head}#SBATCH --exclusive\n"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "found"),
+    [
+        ("python a.py; echo done", True),
+        ("python a.py\n  echo done\n", True),
+        ("set -e; python a.py; echo done", False),
+        ("python a.py && echo done", False),
+        ("python a.py || exit 1; echo done", False),
+        ("python a.py; code=$?; echo done; exit $code", False),
+        ("echo start; python a.py", False),
+        ("trap cleanup EXIT; python a.py; echo done", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "outer",
+    ["bash -c '{}'", "set -e\nsingularity exec --nv i.sif bash -lc '{}'", "srun bash -c '{}'"],
+)
+def test_failures_in_an_inner_shell(outer, inner, found):
+    assert (("E507", "warning") in codes(f"{outer.format(inner)}\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("made", "found"), [("mkdir -p out", True), ("mkdir -p other", False), ("date", False)]
+)
+def test_an_inner_shell_that_lists_a_directory_of_the_script(made, found):
+    body = f"set -e\n{made}\nsingularity exec i.sif bash -c 'python a.py; ls -l out'\n"
+    assert (("E507", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("folder", "body", "found"),
+    [
+        ("/scratch/me", "export RUNS=/scratch/me\nmkdir -p $RUNS\n", True),
+        ("/scratch/me", "", False),
+        ("logs", "mkdir -p logs\n", False),  # below the other directory, which may have it
+    ],
+)
+def test_an_output_directory_beside_chdir(folder, body, found):
+    head = f"{JOB}#SBATCH --chdir=/home/me\n#SBATCH --output={folder}/%j.out\n"
+    assert ("E501" in dict(codes(f"{body}python a.py\n", head))) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "found"),
+    [
+        ("<PASS_ACCOUNT>", "#SBATCH -A $account\n", True),
+        ("YOUR_ACCOUNT", "#SBATCH -A $account\n", True),
+        ("physics", "#SBATCH -A $account\n", False),
+        ("<PASS_ACCOUNT>", "", False),  # not a job
+    ],
+)
+def test_placeholders_of_a_script_that_writes_jobs(value, written, found):
+    body = f'account="{value}"\nsbatch <<EOF\n#!/bin/bash\n{written}python a.py\nEOF\n'
+    assert (("E116", "warning") in codes(body, "#!/bin/bash\n")) == found

@@ -257,7 +257,7 @@ def test_threads_without_cpus():
 
 
 @pytest.mark.parametrize(
-    ("more", "severity"), [("", "advice"), ("#SBATCH --gres=gpu:2\n", "error")]
+    ("more", "severity"), [("", "advice"), ("#SBATCH --gres=gpu:2\n", "warning")]
 )
 def test_gpus_of_the_command_line_of_sbatch(more, severity):
     head = f"#!/bin/bash\n#SBATCH --ntasks-per-node=1\n{more}"

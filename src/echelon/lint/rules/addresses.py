@@ -12,7 +12,7 @@ from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards
 from echelon.lint.python_script import constant, is_conditional
-from echelon.lint.request import read_step
+from echelon.lint.request import Amounts, read_step
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
@@ -198,17 +198,23 @@ def find_early_expansion(subject: Subject) -> Iterator[Hit]:
             yield hit
 
 
+def _differing(amounts: Amounts) -> frozenset[str]:
+    """Return the variables that differ between tasks: the number of the node if it has others."""
+    return PER_TASK - {"SLURM_NODEID"} if amounts.nodes == 1 else PER_TASK
+
+
 def _early_words(subject: Subject) -> Iterator[Hit]:
     """Yield uses in the arguments or the here-document of srun."""
     for command, options, words in subject.sruns:
-        if command.where is not Where.BATCH or not read_step(subject.job, options).several_tasks:
+        step = read_step(subject.job, options)
+        if command.where is not Where.BATCH or not step.several_tasks:
             continue
         given = [*words, *([command.stdin] if command.stdin else [])]
         # With this backend, torchrun chooses the rank of a node itself.
         unused = "c10d" in " ".join(word.text for word in given)
         for word in given:
             for use in word.uses:
-                if use.name in PER_TASK:
+                if use.name in _differing(step):
                     hit = _early(Place(command.path, use.line), use.name)
                     yield replace(hit, severity=ADVICE if unused else None)
 
@@ -222,7 +228,7 @@ def _early_files(subject: Subject) -> Iterator[Hit]:
                 yield from (
                     _early(Place(shell.path, u.line), u.name)
                     for u in text.uses
-                    if u.name in PER_TASK
+                    if u.name in _differing(subject.job)
                 )
 
 
@@ -235,7 +241,7 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
         and one.launch.amounts.several_tasks
     ]
     for assignment in subject.assignments:
-        names = assignment.value.names & PER_TASK
+        names = assignment.value.names & _differing(subject.job)
         if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
             continue
         if any(assignment.name not in launch.variables for launch in plain):

@@ -35,6 +35,8 @@ _MISSPELT = pattern(
 )
 _SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
 """A signal, and the seconds before the time limit at which Slurm sends it."""
+_FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
+"""A line of a template, which another program replaces."""
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
@@ -42,7 +44,7 @@ def _end_of_head(text: str) -> int:
     """Return the number of the line where Slurm stops reading directives."""
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        if line.strip() and not line.lstrip().startswith("#"):
+        if line.strip() and not line.lstrip().startswith("#") and not _FILLED_IN.fullmatch(line):
             return number
     return len(lines) + 1
 
@@ -57,6 +59,8 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
     if not later and any(line.startswith("#SBATCH") and placeholder_in(line) for line in lines):
         return  # a part from which another program makes a script
+    if not later and _goes_through_another(lines, subject.path):
+        return
     what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
     yield Hit(
         at=Place(subject.path, 1),
@@ -64,6 +68,17 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
         fix="make #!/bin/bash the first line of the file",
         edits=_first_line(lines, later) if subject.is_job else (),
     )
+
+
+def _goes_through_another(lines: list[str], path: str) -> bool:
+    """Tell whether a comment shows how to pass the script to another one, which may complete it."""
+    name = path.rpartition("/")[2]
+    for comment in (line for line in lines if line.startswith("#")):
+        words = [word.rpartition("/")[2] for word in comment.split()]
+        before = words[: words.index(name)] if name in words else []
+        if any(word.endswith((".sh", ".bash", ".py")) for word in before):
+            return True
+    return False
 
 
 def _first_line(lines: list[str], later: int) -> tuple[Edit, ...]:

@@ -12,7 +12,7 @@ from echelon.lint.facts import is_training
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import COUNTING_TASKS, NUMBERS_OF_TASKS, OF_OPTIONS
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _INTERFACE = pattern(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -27,6 +27,7 @@ _NO_SECRET = pattern(
 _TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
+_DEVICES = pattern(r"\d+(,\d+)*")
 _HOOK = 'eval "$(conda shell.bash hook)"'
 
 
@@ -122,7 +123,7 @@ def _no_tasks(subject: Subject) -> Iterator[Hit]:
                 re.search(rf"\$\{{?{name}\b(?!:?[-=?+])", line)
                 and assignment.name in subject.exported
             ):
-                yield replace(_unset(assignment, name, "", "ntasks"), severity=WARNING)
+                yield _unset(assignment, name, "", "ntasks")
 
 
 def _has_array(subject: Subject, assigned: set[str]) -> bool:
@@ -210,6 +211,7 @@ def _before(subject: Subject, command: Command) -> tuple[Edit, ...]:
 
 
 def find_visible_devices(subject: Subject) -> Iterator[Hit]:
+    yield from _missing_devices(subject)
     gpus = subject.job.gpus_per_node
     batch = subject.batch
     if not gpus or batch is None or len(subject.started) != 1:
@@ -220,9 +222,7 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
         value = assignment.value
         if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or not assignment.certain:
             continue
-        if not re.fullmatch(r"\d+(,\d+)*", value.text) or not is_training(
-            subject, subject.started[0]
-        ):
+        if not _DEVICES.fullmatch(value.text) or not is_training(subject, subject.started[0]):
             continue
         count = value.text.count(",") + 1
         if count != gpus:
@@ -232,6 +232,25 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
                 f"{gpus} on each node.",
                 fix="remove the line; Slurm sets the variable to the GPUs of the job",
             )
+
+
+def _missing_devices(subject: Subject) -> Iterator[Hit]:
+    """Find programs that get the number of a GPU which the job does not have."""
+    gpus = subject.job.gpus_per_node
+    if not gpus or subject.directives.last("exclusive") is not None or len(subject.started) < 2:
+        return
+    for one in (one for one in subject.started if one.launch.srun is None):
+        for assignment in one.launch.command.assignments:
+            value = assignment.value
+            if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or value.uses:
+                continue
+            if _DEVICES.fullmatch(value.text) and max(map(int, value.text.split(","))) >= gpus:
+                yield Hit(
+                    at=assignment,
+                    what=f"`CUDA_VISIBLE_DEVICES` is {value.text}, but the job has "
+                    f"{counted(gpus, 'GPU')} on each node, which count from 0.",
+                    fix="remove the variable; Slurm sets it to the GPUs of the job",
+                )
 
 
 RULES = (
@@ -268,10 +287,11 @@ RULES = (
     Rule(
         code="E407",
         title="Slurm variable that is not set",
-        severity=ERROR,
+        severity=WARNING,
         check=find_unset_variables,
         why="Variables such as `SLURM_GPUS_PER_NODE` and `SLURM_CPUS_PER_TASK` repeat an option. "
-        "They are empty without it, and include the GPU type if the option does, as in a100:4.",
+        "They are empty without it, and include the GPU type if the option does, as in a100:4. "
+        "It is a warning because sbatch may get the option on its command line.",
         example="""\
  #!/bin/bash
  #SBATCH --cpus-per-gpu=8

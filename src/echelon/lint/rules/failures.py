@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell, Where, Word
-from echelon.lint.files import Place
+from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.world import sources_others
@@ -48,10 +48,11 @@ _SERVER = pattern(
 )
 """Programs that run until something ends them."""
 _ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
-_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
+_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)(?:@\d+)?")
 """A signal that Slurm sends to the job script, not to its steps."""
 _IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
 """Signals that do not end a process."""
+_ERREXIT = pattern(r"^\s*set\s+(?:-\w*e|-o\s+errexit)", re.MULTILINE)
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -167,7 +168,10 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job:
         return
+    yield from _lost_inside(subject)
     if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
+        return
+    if any(_turns_errexit_on(subject, command) for command in batch.commands):
         return
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
@@ -182,14 +186,50 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         yield from _always_succeeds(batch, plain, decides)
         return
     command, after = plain[last], plain[last + 1 :]
-    rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
-    told = re.search(r"\$\?|PIPESTATUS", rest) or any(map(_handles_failures, batch.commands))
+    rest = batch.text.split("\n")[command.line - 1 :]
+    told = any(map(_uses_status, rest)) or any(map(_handles_failures, batch.commands))
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
     hits = list(_continued(batch, plain[: last + 1], launched))
     if after and not command.background and not command.piped_into:
         hits += _hidden(command, after, plain)
     yield from hits or _in_loop(command)
+
+
+def _uses_status(line: str) -> bool:
+    """Tell whether a line does something with an exit status, other than to print it."""
+    used = re.search(r"\$\?|PIPESTATUS", line)
+    return used is not None and not re.match(r"\s*(?:echo|printf)\b[^;&|]*$", line)
+
+
+def _turns_errexit_on(subject: Subject, command: Command) -> bool:
+    """Tell whether a command sources a file of the repository that contains `set -e`."""
+    if command.name not in ("source", ".") or not command.arguments[:1]:
+        return False
+    name = command.arguments[0].text
+    texts = (subject.files.read(beside(base, name)) for base in ("", command.path))
+    return any(_ERREXIT.search(text) for text in texts if text)
+
+
+def _lost_inside(subject: Subject) -> Iterator[Hit]:
+    """Find failures that the text of `bash -c` hides."""
+    launched = {(one.launch.path, one.launch.line) for one in subject.started}
+    for shell in subject.shells[1:]:
+        plain = [c for c in shell.commands if not c.substituted and not c.function]
+        decides = any(c.name in ("trap", "exit", "return") for c in shell.commands)
+        if decides or shell.path != subject.path or "errexit" in shell.settings or not plain:
+            continue
+        run = [c for c in plain if _starts(c) and (c.path, c.line) in launched and c.certain]
+        run = [c for c in run if not c.background and not c.piped_into]
+        end = plain[-1]
+        quiet = end.name in ("echo", "printf") or _lists_own(end, subject.commands)
+        if run and end.line >= run[-1].line and quiet and end.certain:
+            yield Hit(
+                at=run[-1],
+                what="The inner shell succeeds even if this command fails, because "
+                f"{end.name} (line {end.line}) succeeds afterwards.",
+                fix="set -e; …  # at the start of the inner script",
+            )
 
 
 def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
@@ -275,6 +315,13 @@ def _lists(command: Command) -> bool:
     return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
 
 
+def _lists_own(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command lists only directories that the script itself has created."""
+    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+    words = {w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")}
+    return command.name == "ls" and bool(words) and words <= made
+
+
 def _copies_anyway(command: Command, commands: list[Command]) -> bool:
     """Tell whether a command copies directories that the script itself has created."""
     made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
@@ -304,7 +351,7 @@ def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Ite
 
 def find_late_handler(subject: Subject) -> Iterator[Hit]:
     batch, signal = subject.batch, subject.directives.last("signal")
-    if batch is None or signal is None or not (sent := _TO_THE_SHELL.match(signal.value)):
+    if batch is None or signal is None or not (sent := _TO_THE_SHELL.fullmatch(signal.value)):
         return
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     traps = [

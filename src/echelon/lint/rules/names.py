@@ -42,6 +42,7 @@ _MODULE_NAMES = frozenset(
         *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
     }
 )
+_EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
     r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
@@ -91,21 +92,26 @@ def _always_runs(python: PythonScript, node: ast.AST) -> bool:
 
 
 def _is_dead(python: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is after a `return`, or in a branch whose condition is a constant."""
+    """Tell whether a node is after a `return` or an exit, or in a branch that never runs."""
     for parent in ancestors(python, node):
         for block in (getattr(parent, name, None) for name in ("body", "orelse", "finalbody")):
-            if isinstance(block, list) and node in block:
-                before = block[: block.index(node)]
-                if any(
-                    isinstance(s, ast.Return | ast.Raise | ast.Continue | ast.Break) for s in before
-                ):
-                    return True
+            if not isinstance(block, list) or node not in block:
+                continue
+            if any(map(_leaves, block[: block.index(node)])):
+                return True
         if isinstance(parent, ast.If) and node is not parent.test:
             value = _constant_test(python, parent.test)
             if value is not None and value is (node in parent.orelse):
                 return True
         node = parent
     return False
+
+
+def _leaves(statement: ast.stmt) -> bool:
+    """Tell whether the statements after this one in its block never run."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func) in _EXITS
+    return isinstance(statement, ast.Return | ast.Raise | ast.Continue | ast.Break)
 
 
 def _constant_test(python: PythonScript, test: ast.expr) -> bool | None:

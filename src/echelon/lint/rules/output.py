@@ -36,15 +36,16 @@ def find_missing_folder(subject: Subject) -> Iterator[Hit]:
 
 
 def _missing_folders(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
-    if subject.directives.last("chdir") is not None or _submits_itself(subject):
+    if _submits_itself(subject):
         return
+    elsewhere = subject.directives.last("chdir") is not None
     told = set[str]()
     for option in ("output", "error"):
         item = subject.directives.last(option)
         folder = _folder(item.value) if item else ""
         if item is None or not folder or folder.startswith(("~", "$")) or folder in told:
             continue
-        if folder.startswith("/") and not _is_made(subject, folder):
+        if not _is_made(subject, folder) if folder.startswith("/") else elsewhere:
             continue
         if _OF_JOB.search(item.value.rpartition("/")[0]) or is_placeholder(item):
             continue  # placeholders are reported by E116

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.files import Place
+from echelon.lint.generated import generated_jobs
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule, Severity
@@ -69,7 +70,8 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
         advice = template or option == "mail-user"
         severity = ADVICE if advice else None
         yield _unfilled(Place(subject.path, number), value, severity)
-    if not subject.is_job or any(shell.suspect for shell in subject.shells):
+    is_job = subject.is_job or any(generated_jobs(subject.text))
+    if not is_job or any(shell.suspect for shell in subject.shells):
         return  # bash stops at a placeholder without quotes, which E210 reports
     yield from _placeholder_values(subject)
     if any("path/to" in shell.text or "YOUR_" in shell.text for shell in subject.shells):

@@ -177,8 +177,21 @@ def _replaces_itself(python: PythonScript, call: ast.Call, target: ast.expr) -> 
     if _NUMBERED.search(made_of):
         return False
     places: list[ast.AST] = [call, *(python.calls(function.name) if function else [])]
-    loops = (ast.For, ast.While)
-    return any(isinstance(a, loops) for place in places for a in ancestors(python, place))
+    loops = [_loop_around(python, place) for place in places]
+    return any(loop and not _counts(loop, made_of) for loop in loops)
+
+
+def _loop_around(python: PythonScript, node: ast.AST) -> ast.For | ast.While | None:
+    """Return the innermost loop around a node."""
+    return next((a for a in ancestors(python, node) if isinstance(a, ast.For | ast.While)), None)
+
+
+def _counts(loop: ast.For | ast.While, name: str) -> bool:
+    """Tell whether a file name contains the variable of a loop."""
+    if isinstance(loop, ast.While):
+        return False
+    variables = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    return not variables.isdisjoint(re.findall(r"\w+", name))
 
 
 def find_missing_map_location(subject: Subject) -> Iterator[Hit]:

@@ -16,9 +16,17 @@ from echelon.lint.facts import (
     uses_gpus,
     uses_several_gpus,
 )
+from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import constant, is_conditional, keyword, origin, values_of
+from echelon.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+    values_of,
+)
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.nodes import render_hostfile
 from echelon.lint.subject import Started, Subject
@@ -186,6 +194,8 @@ def _same_work(subject: Subject) -> Iterator[Hit]:
             continue
         if launch.mpi or launch.command.background or launch.command.where is not Where.BATCH:
             continue
+        if _imports_package(subject, python):
+            continue
         if not _TELLS_TASKS.search(python.text + python.neighbours):
             yield Hit(
                 at=launch,
@@ -195,6 +205,15 @@ def _same_work(subject: Subject) -> Iterator[Hit]:
                 severity=WARNING,
             )
             return
+
+
+def _imports_package(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether a script imports a package that is elsewhere, so that lint does not read it."""
+    names = {alias.name for n in python.nodes if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module or "" for n in python.nodes if isinstance(n, ast.ImportFrom)}
+    tops = {name.partition(".")[0] for name in names} - {""}
+    is_folder = subject.files.is_folder
+    return any(is_folder(top) and not is_folder(beside(python.path, top)) for top in tops)
 
 
 def _starts_twice(subject: Subject) -> Iterator[Hit]:

@@ -357,9 +357,11 @@ RULES = (
     Rule(
         code="E312",
         title="variable that is not exported",
-        severity=ERROR,
+        severity=WARNING,
         check=find_not_exported,
-        why="A plain assignment sets a shell variable. Programs see only exported variables.",
+        why="A plain assignment sets a shell variable. Programs see only exported variables. It is "
+        "a warning because sbatch passes on the submitter's environment, and a variable that is "
+        "in it is exported already.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
