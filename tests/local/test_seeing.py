@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 class Slow(nn.Linear):
     def forward(self, x):
-        time.sleep(0.06 if rank == 3 else 0.01)
+        time.sleep(0.25 if rank == 3 else 0.01)
         return super().forward(x)
 
 with echelon.init() as world:
