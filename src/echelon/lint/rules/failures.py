@@ -315,21 +315,24 @@ def _lists(command: Command) -> bool:
     return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
 
 
+def _made(commands: list[Command]) -> set[str]:
+    """Return the directories that the script itself creates."""
+    return {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+
+
 def _lists_own(command: Command, commands: list[Command]) -> bool:
     """Tell whether a command lists only directories that the script itself has created."""
-    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
     words = {w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")}
-    return command.name == "ls" and bool(words) and words <= made
+    return command.name == "ls" and bool(words) and words <= _made(commands)
 
 
 def _copies_anyway(command: Command, commands: list[Command]) -> bool:
     """Tell whether a command copies directories that the script itself has created."""
-    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
     words = [w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")]
     sources = words[:-1]
     if command.name == "tar":
         sources = words[-1:] if "c" in command.arguments[0].text else []
-    return command.name in _COPIES and bool(sources) and set(sources) <= made
+    return command.name in _COPIES and bool(sources) and set(sources) <= _made(commands)
 
 
 def _shown(command: Command) -> str:
