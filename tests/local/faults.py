@@ -611,7 +611,6 @@ while rank == 1: pass
         code=1,
         says="has not called all_reduce no. 2 of the default group (gloo), in which ranks 0, 2, 3",
         not_retried="hangs end the run",
-        quick=True,
     ),
     Fault(
         name="a hang: the rank that sleeps is the cause, not those that poll",

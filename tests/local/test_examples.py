@@ -72,6 +72,7 @@ def test_resume_spawns_its_ranks_and_shows_its_meters(trained):
     assert (best["step"], best["metric"]) == (8, "accuracy")
 
 
+@pytest.mark.full
 def test_resume_measures_what_it_has_trained(trained, data):
     folder, said = trained
     measured = run(folder, *RESUME, data, "-e").stdout.splitlines()

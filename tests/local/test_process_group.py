@@ -96,6 +96,7 @@ def test_an_error_inside_leaves_the_group_and_stays_the_error(start):
         assert said.rstrip().endswith("ValueError: on purpose")
 
 
+@pytest.mark.full
 def test_children_of_spawn_say_which_they_are(start):
     out, said = start("--spawn", LOCAL_WORLD_SIZE="2", **meeting()).communicate(timeout=120)
     assert sorted(out.splitlines()) == ["0 2 gloo cpu 2", "1 2 gloo cpu 2"], said

@@ -97,6 +97,7 @@ def test_an_agent_that_was_stopped_is_replaced_and_its_ranks_with_it(tmp_path):
         assert worlds(run) == [2, 2]
 
 
+@pytest.mark.full
 def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
     options = ["--nodes=1:2", "--procs=1", LATE]
     with live_run(tmp_path, options=options, **ENDLESS) as run:

@@ -113,6 +113,7 @@ def test_a_run_stops_where_all_ranks_are_and_goes_on_later(cluster, folder):
     check_samples(chain.records(), 60)
 
 
+@pytest.mark.full
 def test_a_run_that_is_cancelled_is_gone_at_once_even_while_it_stops(cluster, folder):
     script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
     (folder / "deaf.py").write_text(script)

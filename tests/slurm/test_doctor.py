@@ -119,6 +119,7 @@ def found_of(record):
     return {(one["node"], one["check"]) for one in record["findings"]}
 
 
+@pytest.mark.full
 def test_a_healthy_cluster_has_nothing(patients, tmp_path):
     code, record, said = examine(patients, tmp_path, "--nodes=4")
     assert (code, record["findings"], record["exclude"]) == (FINE, [], ""), said

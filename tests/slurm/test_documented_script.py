@@ -3,6 +3,8 @@
 import json
 import textwrap
 
+import pytest
+
 from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 
@@ -74,6 +76,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_a_documented_torchrun_script_trains_across_two_nodes(full, tmp_path):
     (tmp_path / "training_script.py").write_text(textwrap.dedent(TRAINING))
     script = SCRIPT

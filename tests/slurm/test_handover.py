@@ -254,6 +254,7 @@ def test_a_run_that_was_stopped_can_be_resumed(full, chain, undisturbed):
     assert (again.returncode, "is complete" in again.stderr) == (73, True)
 
 
+@pytest.mark.full
 def test_the_standby_sends_the_notification_of_a_controller_that_is_killed(full, chain):
     """The command kills the controller that runs it, and itself: the outcome is written by then."""
     kill = 'if mkdir first; then kill -9 "$(cut -d" " -f4 "/proc/$PPID/stat")" $PPID; exit; fi'

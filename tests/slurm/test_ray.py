@@ -152,6 +152,7 @@ def check_listeners(said):
     assert len(ports & {44217, 44227, 52365}) < 2, said["listeners"]
 
 
+@pytest.mark.full
 def test_two_jobs_on_one_node_have_each_a_ray_of_their_own(full, tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     jobs = [submit(full, folder, ALONE, nodelist="node1") for folder in folders]
@@ -259,7 +260,6 @@ def test_a_job_that_is_cancelled_leaves_nothing(full, tmp_path):
     check_clean([job])
 
 
-@pytest.mark.full
 def test_a_driver_that_fails_fails_the_job(full, tmp_path):
     folder = tmp_path / "one"
     job = submit(full, folder, "import sys\nsys.exit(3)\n")
