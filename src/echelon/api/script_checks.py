@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _OF_ANY_RANK = ("E601", "E624", "E626")
 """Rules that matter for one rank, too."""
+_MAYBE = (*_OF_ANY_RANK, "E603")
+"""Rules whose warnings are mentioned, too."""
 
 
 def check_script(script: Path, *, ranks: int) -> list[str]:
@@ -38,7 +40,7 @@ def mention_directives(script: Path) -> None:
 
 
 def _find_errors(script: Path) -> "list[Finding]":
-    """Return the errors in a script, and undefined names that it may reach.
+    """Return the errors in a script, and those that it may reach.
 
     Empty if it is not a text file, or lint is not installed.
     """
@@ -51,7 +53,7 @@ def _find_errors(script: Path) -> "list[Finding]":
     text = DiskFiles().read(str(script))
     found = lint(text, path=str(script), files=DiskFiles()) if text else []
     own = [one for one in found if one.path == str(script)]
-    return [one for one in own if one.severity is Severity.ERROR or one.code == "E626"]
+    return [one for one in own if one.severity is Severity.ERROR or one.code in _MAYBE]
 
 
 def _mention(errors: "list[Finding]") -> None:

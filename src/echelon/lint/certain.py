@@ -1,13 +1,16 @@
-"""Which errors of a Python script are certain: on lines that it reaches whenever it runs. Pure."""
+"""Which lines a Python script reaches whenever it runs, and which of its errors are there. Pure."""
 
 import ast
 import builtins
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from echelon.lint.rule import Finding, Severity
 
 _CODES = frozenset({"E601", "E624", "E626"})
 """Rules whose line raises an exception."""
+_MOST_KEPT = 32
+"""Scripts to keep, because several jobs often start the same one."""
 _STRAIGHT = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 _MAYBE = (
     *(ast.Lambda, ast.IfExp, ast.BoolOp, ast.Await, ast.Yield, ast.YieldFrom),
@@ -39,14 +42,7 @@ _HARMLESS = (*_DEFINES, ast.Import, ast.ImportFrom)
 
 def find_certain(text: str, findings: Sequence[Finding]) -> list[Finding]:
     """Return the errors that end the script whatever its arguments are."""
-    try:
-        tree = ast.parse(text)
-        own = {node.name for node in ast.walk(tree) if isinstance(node, _DEFINES)}
-        stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
-        own |= {node.id for node in stored if isinstance(node.ctx, ast.Store)}
-        lines = {line for node in _reached(tree.body, own) for line in _lines(node)}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+    lines = lines_always_reached(text)
     return [
         finding
         for finding in findings
@@ -54,8 +50,21 @@ def find_certain(text: str, findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _reached(body: list[ast.stmt], own: set[str]) -> Iterator[ast.stmt]:
-    """Yield the statements at the start of a script that always run, up to the first branch.
+@lru_cache(maxsize=_MOST_KEPT)
+def lines_always_reached(text: str) -> frozenset[int]:
+    """Return the lines of a Python script that run whatever its arguments are."""
+    try:
+        tree = ast.parse(text)
+        own = {node.name for node in ast.walk(tree) if isinstance(node, _DEFINES)}
+        stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+        own |= {node.id for node in stored if isinstance(node.ctx, ast.Store)}
+        return frozenset(line for node in _reached(tree.body, own) for line in _lines(node))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+
+
+def _reached(body: list[ast.stmt], own: set[str]) -> Iterator[ast.stmt | ast.expr]:
+    """Yield the statements at the start of a script that always run, and the first condition.
 
     Args:
         body: the statements.
@@ -70,6 +79,9 @@ def _reached(body: list[ast.stmt], own: set[str]) -> Iterator[ast.stmt]:
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
             yield from _reached(node.body, own)
             return
+        elif isinstance(node, ast.If):
+            yield node.test
+            return
         elif not isinstance(node, _HARMLESS):
             return
 
@@ -80,7 +92,7 @@ def _may_exit(call: ast.Call, own: set[str]) -> bool:
     return first in own or (first not in _STAYING_MODULES if rest else first not in _STAYS)
 
 
-def _lines(node: ast.stmt) -> Iterator[int]:
+def _lines(node: ast.stmt | ast.expr) -> Iterator[int]:
     if any(isinstance(part, _MAYBE) for part in ast.walk(node)):
         return
     yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)

@@ -21,7 +21,7 @@ class Severity(StrEnum):
     """How likely and how serious the effect is."""
 
     ERROR = "error"
-    """The job will fail, hang, or do something other than what is written."""
+    """The job certainly fails, hangs, or does something other than what is written."""
     WARNING = "warning"
     """The job will fail at some point, on some clusters, or next to certain other jobs."""
     ADVICE = "advice"

@@ -193,7 +193,7 @@ def test_the_rank_of_a_node_that_torchrun_chooses_itself():
     head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
     launch = "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID {} a.py\n"
     static = launch.format("--master_addr=$(hostname) --master_port=29500")
-    assert ("E308", "error") in codes(static, head)
+    assert ("E308", "warning") in codes(static, head)
     c10d = launch.format("--rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500")
     assert ("E308", "advice") in codes(c10d, head)
 
@@ -279,14 +279,14 @@ def test_gpus_of_the_command_line_of_sbatch(more, severity):
 def test_deepspeed_under_srun_on_several_nodes(options, code):
     head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --exclusive\n"
     found = codes(f"srun deepspeed {options} a.py --x\n", head)
-    assert [c for c, severity in found if severity == "error"] == [code] * bool(code)
+    assert {c for c, _ in found} & {"E202", "E205"} == {code} - {""}
 
 
 def test_deepspeed_has_as_many_ranks_as_gpus():
     head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-task=2\n"
     assert ("E403", "warning") in codes("deepspeed a.py\n", head)
     assert "E403" not in dict(codes("deepspeed --include localhost:0 a.py\n", head))
-    assert ("E204", "error") in codes("deepspeed --num_gpus=8 a.py\n", head)
+    assert ("E204", "warning") in codes("deepspeed --num_gpus=8 a.py\n", head)
 
 
 def test_accelerate_counts_the_processes_of_all_machines():
@@ -380,7 +380,9 @@ def test_ports_that_are_too_high(port, found):
 def test_host_names_in_one_element(array, found):
     head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
     body = f"all=$(scontrol show hostnames $SLURM_JOB_NODELIST)\nother=1\nnodes={array}\n"
-    assert (("E307", "error") in codes(f"{body}srun -w ${{nodes[0]}} python a.py\n", head)) == found
+    assert (
+        ("E307", "warning") in codes(f"{body}srun -w ${{nodes[0]}} python a.py\n", head)
+    ) == found
 
 
 @pytest.mark.parametrize(

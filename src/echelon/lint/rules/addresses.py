@@ -94,7 +94,7 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
         handed_on = bool(assignment.value.names & blamed)
         if reason and not handed_on and _is_told_to_ranks(subject, assignment):
             blamed.add(assignment.name)
-            yield _wrong(assignment, reason, _FIRST_NODE)
+            yield replace(_wrong(assignment, reason, _FIRST_NODE), severity=WARNING)
     told: set[str] = set()
     for one in subject.started:
         for word in _host_words(one.launch):
@@ -103,10 +103,16 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
             reason = "" if known else _wrong_host(word, _shell_of(subject, one.launch))
             if reason and word.text not in told:
                 told.add(word.text)
-                yield _wrong(
+                hit = _wrong(
                     Place(one.launch.path, word.line or one.launch.line), reason, _FIRST_NODE
                 )
+                yield replace(hit, severity=None if _expects_several(one.launch) else WARNING)
     yield from _wrong_in_python(subject)
+
+
+def _expects_several(launch: Launch) -> bool:
+    nodes = launch.launcher.option("nnodes", "num-machines") if launch.launcher else None
+    return nodes is not None and (nodes.number or 0) > 1
 
 
 def _hosts_in_one_element(subject: Subject) -> Iterator[Hit]:
@@ -120,6 +126,7 @@ def _hosts_in_one_element(subject: Subject) -> Iterator[Hit]:
                 what=f"The quotes make one element of all host names. `{assignment.name}[0]` is "
                 f"the whole list, and `{assignment.name}[1]` is empty.",
                 fix=f"{assignment.name}=({found['list']})",
+                severity=WARNING,
             )
 
 
@@ -187,7 +194,7 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
             if not guards(python, node) and not is_conditional(python, node):
                 reason = f"'{value}' is a different host on each node"
                 fix = f"set it in the job script instead:\n{_FIRST_NODE}"
-                yield _wrong(python.at(node), reason, fix)
+                yield replace(_wrong(python.at(node), reason, fix), severity=WARNING)
 
 
 def find_early_expansion(subject: Subject) -> Iterator[Hit]:
@@ -296,16 +303,14 @@ RULES = (
  #!/bin/bash
  #SBATCH --nodes=2
  #SBATCH --exclusive
- export MASTER_PORT=29500
--srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
-+export MASTER_ADDR=$(hostname)
-+srun python train.py
+-srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=localhost:29500 train.py    # <- here
++srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
 """,
     ),
     Rule(
         code="E308",
         title="rank variable expanded before srun",
-        severity=ERROR,
+        severity=WARNING,
         check=find_early_expansion,
         why="The job script runs as task 0 on node 0, so it expands the variable to 0 for all "
         "tasks. With single quotes, a backslash or a separate script, each task expands it itself.",

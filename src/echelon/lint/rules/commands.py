@@ -39,6 +39,7 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
         if python.mentions("--local-rank") or python.calls("parse_known_args"):
             continue
         old = python.mentions("--local_rank")
+        other = "ArgumentParser(" not in python.text  # another parser may know the option
         yield Hit(
             at=one.launch,
             what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "
@@ -46,7 +47,7 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
             if old
             else "torch.distributed.launch passes `--local-rank`, which the script does not "
             "define. It exits with 'unrecognized arguments'.",
-            severity=WARNING if old else None,
+            severity=WARNING if old or other else None,
             fix="torchrun …  # instead of python -m torch.distributed.launch\n"
             'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
         )

@@ -15,6 +15,7 @@ from echelon.lint.python_script import (
     constant,
     enclosing_function,
     has_spread,
+    is_conditional,
     keyword,
     last_name,
     origin,
@@ -62,6 +63,7 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                     what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
                     "option is mutually exclusive with shuffle'.",
                     fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
+                    severity=WARNING if is_conditional(python, call) else None,
                     edits=_without(python, call, "shuffle"),
                 )
 
@@ -273,7 +275,7 @@ RULES = (
     Rule(
         code="E603",
         title="sampler that uses the local rank",
-        severity=ERROR,
+        severity=WARNING,
         check=find_local_sampler,
         why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
         example="""\

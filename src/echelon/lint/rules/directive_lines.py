@@ -124,6 +124,7 @@ def find_lookalikes(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, number),
                 what=f"`#SBATCH` is {mistake}, so Slurm treats this line as a comment.",
                 fix=re.sub(r"^\s*#\s?\w+", "#SBATCH", line),
+                severity=WARNING if line.startswith("#sbatch") else None,  # may be switched off
             )
 
 

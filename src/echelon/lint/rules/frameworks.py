@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from echelon.core.units import counted
 from echelon.lint.bash import Command, Where
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, constant, keyword
+from echelon.lint.python_script import PythonScript, constant, is_conditional, keyword
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
@@ -62,6 +62,7 @@ def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
                         what=f"The Trainer has `{name}={number}`, but the step has `{option}="
                         f"{amount}`. Lightning compares them and raises a ValueError.",
                         fix=f"#SBATCH {option}={number}",
+                        severity=WARNING if is_conditional(python, call) else None,
                     )
 
 

@@ -8,14 +8,13 @@ import symtable
 import sys
 from collections.abc import Iterator
 
+from echelon.lint.certain import lines_always_reached
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
     ancestors,
     constant,
-    enclosing_function,
-    is_conditional,
     values_of,
 )
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
@@ -64,7 +63,8 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         for name, nodes in _undefined(python).items():
             reached = [node for node in nodes if not _is_dead(python, node)]
-            sure = [node for node in reached if _always_runs(python, node)]
+            always = lines_always_reached(python.text) if reached else frozenset()
+            sure = [node for node in reached if node.lineno in always]
             if reached:
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
@@ -73,22 +73,6 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
                     fix=_guess(python, name),
                     severity=None if sure else WARNING,
                 )
-
-
-def _always_runs(python: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is in no branch; the condition of an `if` statement always runs."""
-    for parent in ancestors(python, node):
-        if isinstance(parent, ast.If) and node in ast.walk(parent.test):
-            return _always_runs(python, parent)
-        if isinstance(parent, ast.stmt):
-            break
-    if is_conditional(python, node):
-        return False
-    function = enclosing_function(python, node)
-    if function is None:
-        return True
-    calls = (c for c in python.calls(function.name) if function not in ancestors(python, c))
-    return any(not is_conditional(python, call) for call in calls)
 
 
 def _is_dead(python: PythonScript, node: ast.AST) -> bool:
@@ -238,7 +222,7 @@ RULES = (
         severity=ERROR,
         check=find_undefined_names,
         why="Python finds an undefined name only when it reaches the line. On a cluster, that can "
-        "be after hours in the queue.",
+        "be after hours in the queue. It is a warning on a line that the script may not reach.",
         example="""\
  --- train.py
  trainer = object()

@@ -7,7 +7,7 @@ from echelon.lint.facts import (
     is_alone,
 )
 from echelon.lint.launches import Launch, Launcher
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-node": "--num_gpus"}
@@ -127,7 +127,7 @@ RULES = (
     Rule(
         code="E205",
         title="wrong number of nodes",
-        severity=ERROR,
+        severity=WARNING,
         check=find_wrong_nnodes,
         why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
         "is always the number of nodes of the job. deepspeed reads the nodes from a hostfile.",

@@ -17,7 +17,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
@@ -433,7 +433,7 @@ print(s.getsockname()[1])')
     Rule(
         code="E305",
         title="port chosen by each task",
-        severity=ERROR,
+        severity=WARNING,
         check=find_port_per_task,
         why="All ranks must use the same port: the one on which rank 0 listens.",
         example="""\

@@ -11,6 +11,7 @@ from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
     constant,
+    is_conditional,
     keyword,
     origin,
     unparse,
@@ -111,6 +112,7 @@ def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
                         at=python.at(call),
                         what=f"There is no backend '{text}', so `init_process_group` fails.",
                         fix=f'backend="{near[0] if near else "nccl"}"',
+                        severity=WARNING if is_conditional(python, call) else None,
                         edits=_named(python, backend, near) if odd == [text] else (),
                     )
 

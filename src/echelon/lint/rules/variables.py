@@ -4,9 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Word
 from echelon.lint.files import Place
-from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.world import sources_others
@@ -23,7 +21,8 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
     if any(shell.suspect for shell in subject.shells):
         return
     for one in subject.started:
-        for word in _words(one.launch):
+        options = one.launch.launcher.options.values() if one.launch.launcher else ()
+        for word in (*options, *one.launch.arguments):
             found = _OF_JOB.search(word.text) if word.known and not word.uses else None
             if found:
                 yield Hit(
@@ -31,6 +30,8 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                     what=f"The program gets the text '${found[1]}', not the value. The variable is "
                     "escaped or in single quotes, so no shell expands it.",
                     fix=f"${found[1]}  # without the backslash, or without the inner single quotes",
+                    # A program may expand the text itself; a launcher does not.
+                    severity=None if word in options else WARNING,
                 )
 
     yield from _quoted_home(subject)
@@ -59,11 +60,6 @@ def _quoted_home(subject: Subject) -> Iterator[Hit]:
                 fix=f'{name}="$HOME/…"',
                 severity=WARNING,
             )
-
-
-def _words(launch: Launch) -> Iterator[Word]:
-    yield from (launch.launcher.options.values() if launch.launcher else ())
-    yield from launch.arguments
 
 
 def find_never_set(subject: Subject) -> Iterator[Hit]:

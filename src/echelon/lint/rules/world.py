@@ -20,7 +20,7 @@ from echelon.lint.python_script import (
     unparse,
 )
 from echelon.lint.request import read_step
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -141,7 +141,7 @@ def find_missing_variables(subject: Subject) -> Iterator[Hit]:
                 what=f"{python.path} needs {_listed(missing)}, but neither srun nor this script "
                 f"sets {'it' if len(missing) == 1 else 'them'}.",
                 fix=f"srun bash -c 'export {values}; exec python …'",
-                severity=WARNING if foreign else None,  # a module may set them
+                severity=ADVICE if foreign else None,  # a module may set them
             )
 
 
@@ -303,7 +303,7 @@ RULES = (
     Rule(
         code="E309",
         title="wrong `WORLD_SIZE`",
-        severity=ERROR,
+        severity=WARNING,
         check=find_world_size,
         why="`WORLD_SIZE` is the number of ranks, not of nodes. If each task is a rank, Slurm "
         "provides it as `SLURM_NTASKS`.",
@@ -321,7 +321,7 @@ RULES = (
     Rule(
         code="E310",
         title="required variable that is not set",
-        severity=ERROR,
+        severity=WARNING,
         check=find_missing_variables,
         why="torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. "
         "srun sets none of them. By default, `init_process_group` needs all of them except "
