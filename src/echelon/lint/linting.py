@@ -14,6 +14,7 @@ from echelon.lint.rule import Finding, Hit, Rule, Severity, Span
 from echelon.lint.rules import (
     addresses,
     amounts,
+    arguments,
     commands,
     cpus,
     data,
@@ -40,7 +41,7 @@ from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
     "`#SBATCH` directives": (directive_lines, amounts, placeholders),
-    "Launching": (start, nodes, commands, syntax, paths, prose, frameworks),
+    "Launching": (start, nodes, arguments, commands, syntax, paths, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
     "Output and failures": (output, failures),

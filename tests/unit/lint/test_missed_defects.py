@@ -449,3 +449,73 @@ def test_an_output_directory_beside_chdir(folder, body, found):
 def test_placeholders_of_a_script_that_writes_jobs(value, written, found):
     body = f'account="{value}"\nsbatch <<EOF\n#!/bin/bash\n{written}python a.py\nEOF\n'
     assert (("E116", "warning") in codes(body, "#!/bin/bash\n")) == found
+
+
+PARSER = """\
+import argparse
+def read():
+    parser = argparse.ArgumentParser(description="train")
+    group = parser.add_argument_group("data")
+    group.add_argument("--data-dir", required=True)
+    parser.add_argument("-n", "--epochs", type=int, default=3)
+    parser.add_argument("--model", choices=["small", "large"])
+    parser.add_argument("--resume")
+    parser.add_argument("--tags", nargs="*")
+    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--amp", action=argparse.BooleanOptionalAction)
+    return parser
+args = read().parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("--data-dir d --epochs 4 --model small --fast --tags --no-amp", ""),
+        ("--data-dir d --epoch=4 --resume last.pt", ""),  # abbreviated
+        ("--data-dir d $MORE", ""),
+        ("$MORE", ""),
+        ("--data-dir d -n 4", ""),
+        ("--data-dir d --lr 0.1 --seed=1", "`--lr`, `--seed`"),
+        ("--data_dir d", "`--data_dir`"),
+        ("--epochs 3", "requires `--data-dir`"),
+        ("--data-dir d --epochs many", "'many'"),
+        ("--data-dir d --epochs 1e3", "'1e3'"),
+        ("--data-dir d --epochs __EPOCHS__", ""),  # replaced before
+        ("--data-dir d --model=huge", "'huge'"),
+        ("--data-dir d --resume --fast", "needs a value for `--resume`"),
+        ("--data-dir d --resume $last --fast", "`$last` is empty"),
+        ('--data-dir d --resume "$last" --fast', ""),
+        ("--data-dir d --fast=1", "takes no value"),
+    ],
+)
+def test_arguments_that_the_parser_does_not_accept(arguments, found):
+    text = f"{JOB}last=\npython a.py {arguments}\n"
+    seen = lint(text, path="job.sh", files=TextFiles({"a.py": PARSER}), programs=SlurmOf())
+    said = [f.what for f in seen if f.code == "E207"]
+    assert found in " ".join(said)
+    assert bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('    parser.add_argument("--fast", action="store_true")', "    more(parser)"),
+        ("read().parse_args()", "read().parse_known_args()"),
+        ('"--resume"', '*names, "--resume"'),
+        ("    return parser", "    if 1:\n        parser.add_argument('--lr')\n    return parser"),
+        ("read().parse_args()", "other().parse_args()"),
+        ("read().parse_args()", "read().parse_args(['--data-dir', 'd'])"),
+    ],
+)
+def test_a_parser_that_may_have_other_options(before, after):
+    assert before in PARSER
+    files = TextFiles({"a.py": PARSER.replace(before, after)})
+    seen = lint(f"{JOB}python a.py --lr 1\n", path="job.sh", files=files, programs=SlurmOf())
+    assert "E207" not in {f.code for f in seen}
+
+
+def test_a_script_that_is_one_of_two_files():
+    files = TextFiles({"jobs/a.py": PARSER, "a.py": "x = 1\n"})
+    seen = lint(f"{JOB}python a.py --lr 1\n", path="jobs/job.sh", files=files, programs=SlurmOf())
+    assert "E207" not in {f.code for f in seen}

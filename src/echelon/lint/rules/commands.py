@@ -1,4 +1,4 @@
-"""E207 to E209: command lines that do not do what they appear to do."""
+"""E208 and E209: command lines that do not do what they appear to do."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from echelon.lint.edits import Edit, replace_group
 from echelon.lint.expanding import NAME
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, WARNING, Hit, Located, Rule
+from echelon.lint.rule import ERROR, Hit, Located, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
@@ -27,30 +27,6 @@ _ONE_WORD = pattern(
     r"(?:\"[^\"`$\\]*\"|'[^']*'|\$\([^()]*\)|[^\s;&|#<>()\"'`=\\]+)\s*(?:#.*)?$"
 )
 """An assignment of one word, with blanks."""
-
-
-def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
-    for one in subject.started:
-        launcher, python = one.launch.launcher, one.python
-        if launcher is None or launcher.kind != "launch" or python is None:
-            continue
-        if "use-env" in launcher.options or not python.calls("parse_args"):
-            continue
-        if python.mentions("--local-rank") or python.calls("parse_known_args"):
-            continue
-        old = python.mentions("--local_rank")
-        other = "ArgumentParser(" not in python.text  # another parser may know the option
-        yield Hit(
-            at=one.launch,
-            what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "
-            "script defines `--local_rank`. It exits with 'unrecognized arguments'."
-            if old
-            else "torch.distributed.launch passes `--local-rank`, which the script does not "
-            "define. It exits with 'unrecognized arguments'.",
-            severity=WARNING if old or other else None,
-            fix="torchrun …  # instead of python -m torch.distributed.launch\n"
-            'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
-        )
 
 
 def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
@@ -177,26 +153,6 @@ def _joined(number: int, line: str) -> tuple[Edit, ...]:
 
 
 RULES = (
-    Rule(
-        code="E207",
-        title="script without `--local-rank` for torch.distributed.launch",
-        severity=ERROR,
-        check=find_local_rank_argument,
-        why="torch.distributed.launch passes the local rank as an argument, spelled "
-        "`--local-rank` since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
-        example="""\
- #!/bin/bash
- #SBATCH --nodes=1
- #SBATCH --gpus-per-node=2
--#SBATCH --exclusive
--python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
-+torchrun --standalone --nproc_per_node=2 train.py
- --- train.py
- import argparse
- parser = argparse.ArgumentParser()
- args = parser.parse_args()
-""",
-    ),
     Rule(
         code="E208",
         title="broken line continuation",

@@ -1,0 +1,135 @@
+"""E207: arguments that a Python script does not accept."""
+
+from collections.abc import Iterator
+
+from echelon.lint.arguments import Option, Parser, read_parser
+from echelon.lint.bash import Word
+from echelon.lint.files import beside
+from echelon.lint.launches import Launch
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Started, Subject
+
+_OPTION = pattern(r"--?[A-Za-z][\w-]*")
+_PLACEHOLDER = pattern(r"__|[<>{}@%$\[\]]")
+
+
+def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
+    yield from _local_rank(subject)
+    for one in subject.started:
+        python = one.python
+        if python is None or one.launch.elsewhere or not _is_only(subject, one):
+            continue
+        parser = read_parser(python)
+        for word, what, fix in _refused(one.launch, parser) if parser else ():
+            yield Hit(
+                at=one.launch.place_of(word, subject.path),
+                what=f"{python.path} {what}",
+                fix=fix,
+                severity=WARNING,  # the file may differ from the one on the cluster
+            )
+
+
+def _is_only(subject: Subject, one: Started) -> bool:
+    """Tell whether no other file can be meant by the name of the script."""
+    name = one.launch.program.text if one.launch.program else ""
+    places = {beside(base, name) for base in (one.launch.command.path, one.launch.path, "")}
+    return one.launch.module or sum(subject.files.read(place) is not None for place in places) == 1
+
+
+def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
+    """Yield the words that the parser refuses, why, and what to do."""
+    given, unknown, words = set[str](), list[Word](), list(launch.arguments)
+    for number, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if word.text == "--":
+            return
+        if not _OPTION.fullmatch(name):
+            continue
+        found = parser.find(name)
+        given |= {other for option in found for other in option.names}
+        unknown += [] if found or not name.startswith("--") else [word]
+        if len(found) == 1 and name in found[0].names:
+            after = words[number + 1] if number + 1 < len(words) else None
+            yield from _bad_value(word, found[0], value if equals else None, after)
+    if unknown:
+        names = ", ".join(f"`{word.text.partition('=')[0]}`" for word in unknown)
+        yield unknown[0], f"does not define {names}: 'unrecognized arguments'.", f"remove {names}"
+    if any(not word.known or word.uses or word.text[:1] == "@" for word in words):
+        return  # a variable may contain the others
+    missing = [o.names[-1] for o in parser.options if o.required and not given & set(o.names)]
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        yield None, f"requires {names}, which the command does not give.", f"{missing[0]} …"
+
+
+def _bad_value(
+    word: Word, option: Option, value: str | None, after: Word | None
+) -> Iterator[tuple[Word, str, str]]:
+    """Yield an option whose value is missing or not accepted."""
+    name = option.names[-1]
+    if option.flag and value is not None:
+        yield word, f"takes no value for `{name}`: 'ignored explicit argument'.", name
+    if not option.takes_value:
+        return
+    if value is None:
+        dropped = after is not None and after.known and not after.quoted and after.text == ""
+        if after is None or dropped or after.text.startswith("--"):
+            uses = after.uses if after and dropped else ()
+            empty = f", and `${uses[0].name}` is empty" if uses else ""
+            yield word, f"needs a value for `{name}`{empty}: 'expected one argument'.", f"{name} …"
+            return
+        value = after.text if after.known else ""
+    if value and word.known and not _PLACEHOLDER.search(value) and not option.accepts(value):
+        fix = f"one of {', '.join(option.choices)}" if option.choices else "a number"
+        yield word, f"does not accept '{value}' for `{name}`.", f"{name} with {fix}"
+
+
+def _local_rank(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        launcher, python = one.launch.launcher, one.python
+        if launcher is None or launcher.kind != "launch" or python is None:
+            continue
+        if "use-env" in launcher.options or not python.calls("parse_args"):
+            continue
+        if python.mentions("--local-rank") or python.calls("parse_known_args"):
+            continue
+        old = python.mentions("--local_rank")
+        other = "ArgumentParser(" not in python.text  # another parser may know the option
+        yield Hit(
+            at=one.launch,
+            what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "
+            "script defines `--local_rank`. It exits with 'unrecognized arguments'."
+            if old
+            else "torch.distributed.launch passes `--local-rank`, which the script does not "
+            "define. It exits with 'unrecognized arguments'.",
+            severity=WARNING if old or other else None,
+            fix="torchrun …  # instead of python -m torch.distributed.launch\n"
+            'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
+        )
+
+
+RULES = (
+    Rule(
+        code="E207",
+        title="argument that the script does not accept",
+        severity=ERROR,
+        check=find_wrong_arguments,
+        why="argparse exits if an argument is unknown or missing, or if its value is wrong. Lint "
+        "compares the command with the parser of the script, which is a warning. "
+        "torch.distributed.launch passes the local rank as an argument, spelled `--local-rank` "
+        "since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=2
+-#SBATCH --exclusive
+-python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
++torchrun --standalone --nproc_per_node=2 train.py
+ --- train.py
+ import argparse
+ parser = argparse.ArgumentParser()
+ args = parser.parse_args()
+""",
+    ),
+)
