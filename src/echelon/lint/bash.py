@@ -146,6 +146,8 @@ class Command:
     """False in a branch, a loop, a pipe or a function, and after && or ||."""
     looped: bool = False
     """In a `for` loop, and otherwise certain."""
+    unchecked: bool = False
+    """The script continues if it fails: in no condition, pipe or function, nor before && or ||."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False

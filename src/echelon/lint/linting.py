@@ -32,6 +32,7 @@ from echelon.lint.rules import (
     prose,
     saving,
     start,
+    statuses,
     syntax,
     variables,
     world,
@@ -44,7 +45,7 @@ THEMES = {
     "Launching": (start, nodes, arguments, commands, syntax, paths, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
-    "Output and failures": (output, failures),
+    "Output and failures": (output, failures, statuses),
     "Python scripts": (data, saving, processes, names),
 }
 RULES: tuple[Rule, ...] = tuple(

@@ -78,6 +78,7 @@ class _Context:
 
     certain: bool = True
     looped: bool = False
+    unchecked: bool = True
     function: str = ""
     substituted: bool = False
     background: bool = False
@@ -149,7 +150,12 @@ class _Reader:
                 self._scope.assign(self._source.text(name), unknown, certain=False)
         elif node.type in _BRANCHES:
             context = replace(context, certain=False, looped=False)
-        self._walk_all(node.children, context)
+        kinds = [child.type for child in node.children]
+        tested = kinds.index("then") if "then" in kinds else 0  # the condition is before it
+        self._walk_all(node.children[:tested], replace(context, unchecked=False))
+        if node.type in ("while_statement", "negated_command"):
+            context = replace(context, unchecked=False)
+        self._walk_all(node.children[tested:], context)
 
     def _walk_all(self, children: list[Node], context: _Context) -> None:
         for child, after in zip_longest(children, children[1:]):
@@ -167,14 +173,20 @@ class _Reader:
         positional, self._scope.positional = self._scope.positional, None
         if body is not None:
             function = self._source.text(name) if name is not None else "?"
-            self.walk(body, replace(context, function=function, certain=False, looped=False))
+            self.walk(
+                body,
+                replace(context, function=function, certain=False, looped=False, unchecked=False),
+            )
         self._scope.positional = positional
 
     def _walk_list(self, node: Node, context: _Context) -> None:
         """Read a && b || c: the commands after the first may not run."""
+        last, alternatives = len(node.children) - 1, "||" in {c.type for c in node.children}
         for number, child in enumerate(node.children):
             certain = context.certain and number == 0
-            self.walk(child, replace(context, certain=certain, looped=False))
+            unchecked = context.unchecked and number == last and not alternatives
+            inner = replace(context, certain=certain, looped=False, unchecked=unchecked)
+            self.walk(child, inner)
 
     def _walk_pipeline(self, node: Node, context: _Context) -> None:
         parts = [child for child in node.children if child.is_named]
@@ -182,7 +194,9 @@ class _Reader:
         for number, part in enumerate(parts):
             into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
             piped = context.piped or number > 0
-            inner = replace(context, piped_into=into, piped=piped, certain=False, looped=False)
+            inner = replace(
+                context, piped_into=into, piped=piped, certain=False, looped=False, unchecked=False
+            )
             self.walk(part, inner)
 
     def _program(self, node: Node) -> str:
@@ -344,6 +358,7 @@ class _Reader:
             piped=context.piped,
             certain=context.certain,
             looped=context.looped,
+            unchecked=context.unchecked,
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,

@@ -519,3 +519,26 @@ def test_a_script_that_is_one_of_two_files():
     files = TextFiles({"jobs/a.py": PARSER, "a.py": "x = 1\n"})
     seen = lint(f"{JOB}python a.py --lr 1\n", path="jobs/job.sh", files=files, programs=SlurmOf())
     assert "E207" not in {f.code for f in seen}
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("if [ -n $A ]; then\n  python a.py\nelse\n  python b.py\nfi\necho done\n", ["warning"]),
+        ("case $A in\n  x) python a.py ;;\nesac\ndate\n", ["warning"]),
+        ("nvidia-smi && time python a.py\nsleep 3\n", ["warning"]),
+        ("for i in 1 2; do\n  if [ $i = 1 ]; then python a.py; fi\ndone\necho done\n", ["warning"]),
+        ("uv run tool train\necho done\n", ["warning"]),
+        ("Rscript fit.R\ndate\n", ["warning"]),
+        ("for i in 1 2; do\n  uv run tool $i\ndone\n", ["advice"]),
+        ("if python a.py; then\n  echo good\nfi\necho done\n", []),
+        ("python a.py || echo failed\necho done\n", []),
+        ("! python a.py\necho done\n", []),
+        ("while ! python a.py; do sleep 9; done\necho done\n", []),
+        ("uv sync\necho done\n", []),
+        ("Rscript --version\necho done\n", []),
+    ],
+)
+def test_failures_in_branches_and_of_runners(body, kinds):
+    seen = lint(f"{JOB}{body}", path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [str(f.severity) for f in seen if f.code == "E507"] == kinds

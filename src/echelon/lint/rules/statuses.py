@@ -1,0 +1,267 @@
+"""E507: failures that the exit status of the job does not show."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Command, Shell, Word
+from echelon.lint.files import beside
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.failures import QUIET, runs_script, starts, training_functions
+from echelon.lint.subject import Subject
+
+_ENDING = (QUIET - {"kill"}) | {
+    *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
+    *("uname", "pwd", "whoami", "id", "env", "printenv", "unset", "export", "uptime", "clear"),
+    *("set", "touch", "mkdir", "du", "df", "free", "umount", "fusermount", "exit"),
+}
+"""Commands that succeed whether the training did or not."""
+_ASIDE = frozenset(
+    {
+        *("hostname", "rm", "mkdir", "cp", "mv", "rsync", "tar", "echo", "date", "ls", "cat"),
+        *("nvidia-smi", "sleep", "bash", "sh", "env", "ip", "df", "free", "scontrol", "true"),
+        *("kill", "pkill", "killall", "sbcast", "test", "printenv", "module", "lscpu"),
+        *("numactl", "nproc"),
+    }
+)
+"""Programs of steps that are not the work of the job, or that lint has to look into."""
+_PREPARES = frozenset(
+    {
+        *("source", ".", "ml", "eval", "sbatch", "scancel", "pip", "pip3", "git", "wget", "curl"),
+        *("read", "shift", "ulimit", "umask", "alias", "shopt", "declare", "let", "local", "which"),
+        *("[", "[[", "pushd", "popd", "ln", "chmod", "unzip", "mail", "find", "grep", "sed", "awk"),
+        *("head", "tail", "sort", "tee", "wait", "time", "spack", "nvcc", "gcc", "make", "cmake"),
+    }
+)
+"""Commands around the work of a job."""
+_ENDS = frozenset({"EXIT", "ERR", "0"})
+_COPIES = frozenset({"cp", "mv", "rsync", "tar"})
+_ENDS_JOB = frozenset({"exec", "kill", "scancel"})
+_ERREXIT = pattern(r"^\s*set\s+(?:-\w*e|-o\s+errexit)", re.MULTILINE)
+_RUNNERS = {
+    **dict.fromkeys(("uv", "poetry", "pixi", "pipenv", "rye"), ("run",)),
+    **dict.fromkeys(("singularity", "apptainer"), ("exec", "run")),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), ("run",)),
+    "wandb": ("agent",),
+    "docker": ("run",),
+    "podman": ("run",),
+}
+"""Programs that run others, and how."""
+_INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
+_SPREADS = ("parallel", "xargs")
+
+
+def find_lost_status(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    yield from _lost_inside(subject)
+    if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
+        return
+    if any(_turns_errexit_on(subject, command) for command in batch.commands):
+        return
+    launched = {id(one.launch.command) for one in subject.started}
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
+    functions = training_functions(batch) - {c.function for c in decides}
+    run = {id(c) for c in plain if id(c) in launched or c.name in functions or runs_script(c)}
+    run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
+    run |= {id(c) for c in plain if _runs_program(c)}
+    if any(c.background for c in plain if id(c) in run):
+        run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
+    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
+    if last is None:
+        yield from _always_succeeds(batch, plain, decides)
+        return
+    command, after = plain[last], plain[last + 1 :]
+    rest = batch.text.split("\n")[command.line - 1 :]
+    told = any(map(_uses_status, rest)) or any(map(_handles_failures, batch.commands))
+    if told or any(c in decides and c.text != "exit 0" for c in after):
+        return
+    hits = list(_continued(batch, plain[: last + 1], run))
+    if after and not command.background and not command.piped_into:
+        hits += _hidden(command, after, plain)
+    yield from hits or _in_loop(command)
+
+
+def _uses_status(line: str) -> bool:
+    """Tell whether a line does something with an exit status, other than to print it."""
+    used = re.search(r"\$\?|PIPESTATUS", line)
+    return used is not None and not re.match(r"\s*(?:echo|printf)\b[^;&|]*$", line)
+
+
+def _turns_errexit_on(subject: Subject, command: Command) -> bool:
+    """Tell whether a command sources a file of the repository that contains `set -e`."""
+    if command.name not in ("source", ".") or not command.arguments[:1]:
+        return False
+    name = command.arguments[0].text
+    texts = (subject.files.read(beside(base, name)) for base in ("", command.path))
+    return any(_ERREXIT.search(text) for text in texts if text)
+
+
+def _lost_inside(subject: Subject) -> Iterator[Hit]:
+    """Find failures that the text of `bash -c` hides."""
+    launched = {(one.launch.path, one.launch.line) for one in subject.started}
+    for shell in subject.shells[1:]:
+        plain = [c for c in shell.commands if not c.substituted and not c.function]
+        decides = any(c.name in ("trap", "exit", "return") for c in shell.commands)
+        if decides or shell.path != subject.path or "errexit" in shell.settings or not plain:
+            continue
+        run = [c for c in plain if starts(c) and (c.path, c.line) in launched and c.certain]
+        run = [c for c in run if not c.background and not c.piped_into]
+        end = plain[-1]
+        quiet = end.name in ("echo", "printf") or _lists_own(end, subject.commands)
+        if run and end.line >= run[-1].line and quiet and end.certain:
+            yield Hit(
+                at=run[-1],
+                what="The inner shell succeeds even if this command fails, because "
+                f"{end.name} (line {end.line}) succeeds afterwards.",
+                fix="set -e; …  # at the start of the inner script",
+            )
+
+
+def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
+    """Find a command whose status is not that of the job."""
+    end = after[-1]
+    sure = command.unchecked and (end.certain or (end.looped and command.looped))
+    installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
+    if not sure or end.background or (installs and any(c.name not in _ENDING for c in after)):
+        return  # a program that lint does not know may be the one that matters
+    if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
+        yield Hit(
+            at=command,
+            what=f"The job is always CANCELLED, whether this command fails or not, because scancel "
+            f"(line {end.line}) cancels it.",
+            fix=f"remove line {end.line}: a job ends with its script",
+        )
+    elif not any(c.name in _ENDS_JOB for c in after) and (
+        (end.name in _ENDING and not _lists(end))
+        or _copies_anyway(end, plain)
+        or _waits_for_nothing(end, plain)
+    ):
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because "
+            f"{_shown(end)} (line {end.line}) succeeds afterwards.",
+            fix="set -e  # near the top of the script",
+        )
+    elif end.name in _COPIES | {"rmdir", "ls"} and end.certain:
+        yield Hit(
+            at=command,
+            what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
+def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command]) -> Iterator[Hit]:
+    """Find a program that lint does not know, in a script that ends with `exit 0`."""
+    end = plain[-1] if plain else None
+    if end is None or end.text != "exit 0" or decides != [end] or "$?" in batch.text:
+        return
+    programs = [c for c in plain if c.certain and not c.background and not c.piped_into]
+    programs = [c for c in programs if c.name not in _ENDING | _ASIDE | _PREPARES]
+    for command in programs[-1:]:
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
+            f"{end.line}) succeeds afterwards.",
+            fix=f"remove line {end.line}",
+        )
+
+
+def _is_work(program: Word) -> bool:
+    """Tell whether a step runs a program of its own, such as ./simulate."""
+    name = program.text.rpartition("/")[2]
+    return program.known and bool(name) and name not in _ASIDE
+
+
+def _runs_program(command: Command) -> bool:
+    """Tell whether a command runs a program through another one, such as `uv run`."""
+    first = command.arguments[0].text if command.arguments else ""
+    return first in _RUNNERS.get(command.name, ()) or (
+        command.name in _INTERPRETERS and bool(first) and first not in ("--version", "-v")
+    )
+
+
+def _in_loop(command: Command) -> Iterator[Hit]:
+    """Find the last program of a script, if it runs several times."""
+    if command.looped and not command.background and not command.piped_into:
+        yield Hit(
+            at=command,
+            what="If this command fails, the loop continues. The job has the status of the last "
+            "command only.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
+def _handles_failures(command: Command) -> bool:
+    """Tell whether a command is a trap that runs when the script fails or ends."""
+    return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+
+
+def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command is `wait` in a script that starts nothing in the background."""
+    return command.text == "wait" and not any(c.background for c in commands)
+
+
+def _lists(command: Command) -> bool:
+    """Tell whether a command lists a path, and fails if the program has not written it."""
+    return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
+
+
+def _made(commands: list[Command]) -> set[str]:
+    """Return the directories that the script itself creates."""
+    return {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+
+
+def _lists_own(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command lists only directories that the script itself has created."""
+    words = {w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")}
+    return command.name == "ls" and bool(words) and words <= _made(commands)
+
+
+def _copies_anyway(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command copies directories that the script itself has created."""
+    words = [w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")]
+    sources = words[:-1]
+    if command.name == "tar":
+        sources = words[-1:] if "c" in command.arguments[0].text else []
+    return command.name in _COPIES and bool(sources) and set(sources) <= _made(commands)
+
+
+def _shown(command: Command) -> str:
+    return f"`{command.text}`" if command.name == "exit" else command.name
+
+
+def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:
+    """Find programs that run one after the other, whether they succeed or not."""
+    run = [c for c in commands if id(c) in launched and c.certain and not c.background]
+    if len(run) > 1 and "errexit" not in batch.settings and run[0].name not in _SPREADS:
+        yield Hit(
+            at=run[0],
+            what=f"If this command fails, the script continues with line {run[1].line}. The job "
+            "has the status of its last command.",
+            fix="set -e  # near the top of the script, or join the commands with &&",
+            severity=ADVICE,
+        )
+
+
+RULES = (
+    Rule(
+        code="E507",
+        title="failure hidden by a later command",
+        severity=WARNING,
+        check=find_lost_status,
+        why="The exit status of a job is that of the last command in its script. After `echo`, it "
+        "is 0, and jobs that depend on the success of this job start.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -e
+ srun python train.py    # <- here
+ echo done
+""",
+    ),
+)
