@@ -542,3 +542,18 @@ def test_a_script_that_is_one_of_two_files():
 def test_failures_in_branches_and_of_runners(body, kinds):
     seen = lint(f"{JOB}{body}", path="job.sh", files=TextFiles({}), programs=SlurmOf())
     assert [str(f.severity) for f in seen if f.code == "E507"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("conda activate \\$WORK/envs/a", True),
+        ("cd '$HOME/project'", True),
+        ("cd $HOME/project", False),
+        ('mkdir -p "$SCRATCH/out"', False),
+        ("echo '$HOME/project'", False),
+        ("cat <<'END' > b.sh\ncd $HOME/project\nEND", False),
+    ],
+)
+def test_paths_with_an_escaped_variable(line, found):
+    assert (("E313", "warning") in codes(f"{line}\npython a.py\n")) == found

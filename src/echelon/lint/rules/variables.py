@@ -14,6 +14,7 @@ _OF_JOB = pattern(r"\$\{?(SLURM_\w+|MASTER_(?:ADDR|PORT)|(?:NODE_|LOCAL_)?RANK|W
 _ASSIGNS_OTHERWISE = pattern(
     r"\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select)\b"
 )
+_PATH = pattern(r"\$\{?[A-Za-z_]\w+\}?(?=/|$)")
 _ALIKE = 0.85
 
 
@@ -35,6 +36,24 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                 )
 
     yield from _quoted_home(subject)
+    yield from _escaped_paths(subject)
+
+
+def _escaped_paths(subject: Subject) -> Iterator[Hit]:
+    """Find paths that begin with an escaped variable, as in a copied here-document."""
+    for command in subject.batch.commands if subject.batch and subject.is_job else ():
+        if command.name not in ("cd", "source", ".", "mkdir", "conda"):
+            continue
+        for word in command.arguments:
+            found = _PATH.match(word.text) if word.known and not word.uses else None
+            if found:
+                yield Hit(
+                    at=Place(command.path, word.line or command.line),
+                    what=f"{command.name} gets the text '{found[0]}', not the value. The variable "
+                    "is escaped or in single quotes.",
+                    fix=f"{found[0]}…  # without the backslash or the single quotes",
+                    severity=WARNING,
+                )
 
 
 def _quoted_home(subject: Subject) -> Iterator[Hit]:
