@@ -78,7 +78,8 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     told = any(map(_uses_status, rest)) or any(map(_handles_failures, batch.commands))
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
-    hits = list(_continued(batch, plain[: last + 1], run))
+    programs = launched | {id(c) for c in plain if _runs_program(c)}
+    hits = list(_continued(batch, plain[: last + 1], programs))
     if after and not command.background and not command.piped_into:
         hits += _hidden(command, after, plain)
     yield from hits or _in_loop(command)
