@@ -37,7 +37,8 @@ apt_install() {
 }
 
 apt_get() {
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get "$@" 2>&1 | tee "$log" | show_apt_progress
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@" 2>&1 |
+        tee "$log" | show_apt_progress
 }
 
 # Turns apt-get's output into one line every 10 s.
