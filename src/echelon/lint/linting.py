@@ -98,7 +98,14 @@ def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> li
                 hit = replace(hit, edits=())  # noqa: PLW2901
             severity = hit.severity or rule.severity
             found.setdefault((rule.code, hit.at.path, severity, hit.what), []).append((span, hit))
-    return [_merged(key, same) for key, same in found.items()]
+    return _before_stops([_merged(key, same) for key, same in found.items()])
+
+
+def _before_stops(findings: list[Finding]) -> list[Finding]:
+    """Leave out commands that bash does not reach, because it stops at a syntax error before."""
+    errors = (f for f in findings if f.code == "E210" and f.severity is Severity.ERROR)
+    stops = {finding.path: finding.line for finding in errors}
+    return [f for f in findings if f.code[:2] == "E1" or f.line <= stops.get(f.path, f.line)]
 
 
 def _merged(key: tuple[str, ...], same: list[tuple[Span, Hit]]) -> Finding:

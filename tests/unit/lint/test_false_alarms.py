@@ -737,3 +737,64 @@ def test_a_host_that_python_may_replace(line, kind):
 def test_a_program_may_expand_its_arguments(line, kind):
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --exclusive\n"
     assert severities(f"{head}srun bash -c '{line}'\n", "E313") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "codes"), [("if true; then", ["E209"]), ("fi", ["E210"]), ("# fi", ["E209"])]
+)
+def test_commands_after_a_syntax_error_do_not_run(syntax, codes):
+    text = f"{JOB}{syntax}\nrate = 1\necho $rate\n" + "fi\n" * ("if" in syntax)
+    assert [f.code for f in findings(text) if f.code in ("E209", "E210")] == codes
+
+
+@pytest.mark.parametrize(
+    ("value", "body", "kind"),
+    [
+        ("amount", "srun ./a amount\n", "warning"),
+        ("four", "srun ./a\n", "error"),
+        ("2x", "srun ./a 2x\n", "error"),
+    ],
+)
+def test_a_number_that_another_program_fills_in(value, body, kind):
+    text = f"#!/bin/bash\n#SBATCH --ntasks={value}\n#SBATCH --time=1:00\n{body}"
+    assert severities(text, "E113") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [("srun -n amount ./a amount\n", ["warning"]), ("srun -n many ./a\n", ["error"])],
+)
+def test_a_step_whose_number_another_program_fills_in(body, kinds):
+    assert severities(JOB + body, "E113") == kinds
+
+
+def test_empty_angle_brackets_are_a_placeholder():
+    text = "#!/bin/bash\n#SBATCH --time=<>\nsrun ./a\n"
+    assert {f.code for f in findings(text)} & {"E112", "E116"} == {"E116"}
+
+
+@pytest.mark.parametrize(
+    ("loaded", "kinds"), [("impi/2021", []), ("intel intelmpi", []), ("openmpi", ["warning"])]
+)
+def test_other_mpi_libraries_have_no_slots(loaded, kinds):
+    head = "#!/bin/bash\n#SBATCH --ntasks=2\n#SBATCH --time=1:00\n"
+    assert severities(f"{head}module load {loaded}\nmpirun -n 4 ./a\n", "E213") == kinds
+
+
+@pytest.mark.parametrize(("before", "kinds"), [("module load fastblas", []), ("", ["warning"])])
+def test_modules_set_variables(before, kinds):
+    body = "FASTBLAS_ROOTS=/opt/fastblas\nmake -C $FASTBLAS_ROOT all\n"
+    assert severities(f"{JOB}{before}\n{body}", "E314") == kinds
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "kinds"),
+    [
+        ("", "deactivate", []),
+        ("source env/bin/activate", "deactivate", ["warning"]),
+        ("", "echo 1 > /proc/sys/kernel/watchdog", []),
+        ("", "echo 1 > watchdog", ["warning"]),
+    ],
+)
+def test_a_last_command_that_may_itself_fail(before, end, kinds):
+    assert severities(f"{JOB}{before}\npython a.py\n{end}\n", "E507", a="x = 1\n") == kinds

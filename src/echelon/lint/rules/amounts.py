@@ -17,7 +17,7 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, Severity
 from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Started, Subject
 
@@ -87,8 +87,15 @@ def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
                 what=f"'{item.value}' is not a valid number for `--{item.option}`. sbatch rejects "
                 "the script.",
                 fix=f"#SBATCH --{item.option}=4",
+                severity=_of_token(subject, item.value),
             )
     yield from _bad_step_numbers(subject)
+
+
+def _of_token(subject: Subject, value: str) -> Severity | None:
+    """Return a lower severity for a word that the script repeats: a program may replace it."""
+    word = re.fullmatch(r"[A-Za-z_]+", value)
+    return WARNING if word and len(re.findall(rf"\b{value}\b", subject.text)) > 1 else None
 
 
 def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
@@ -102,6 +109,7 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
                 at=Place(command.path, word.line or command.line),
                 what=f"'{word.text}' is not a valid number for `--{name}`. srun fails immediately.",
                 fix="srun -n 4  # -np is an option of mpirun" if mpi else f"--{name}=4",
+                severity=None if mpi else _of_token(subject, word.text),
             )
 
 

@@ -13,6 +13,8 @@ from echelon.lint.subject import Subject
 
 _MPI = frozenset({"mpirun", "mpiexec", "orterun"})
 _MORE_SLOTS = pattern(r"oversubscribe|hostfile|machinefile|-host|-H\b|--map-by|rankfile|ppr:")
+_OTHER_MPI = pattern(r"(?i)\b(?:intel-?mpi|impi|oneapi|mpich|mvapich2?|cray-mpich|parastation)\b")
+"""Modules of MPI libraries that start as many processes as they are told to."""
 
 
 def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
@@ -20,6 +22,8 @@ def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
     given = int(total.value) if total and re.fullmatch(r"[0-9]{1,9}", total.value) else None
     tasks = given or subject.job.tasks
     if batch is None or not subject.is_job or not tasks or subject.directives.several:
+        return
+    if any(_OTHER_MPI.search(c.text) for c in batch.commands if c.name in ("module", "ml")):
         return
     for command in batch.commands:
         count = _processes(command)

@@ -11,7 +11,7 @@ from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule, Severity
 from echelon.lint.subject import Subject
 
 _PLACEHOLDER = pattern(
-    r"\.\.\.|<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|"
+    r"\.\.\.|<[^<>]*>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|"
     r"%%\w+%%|@\w+@|__\w+__",
     re.IGNORECASE,
 )

@@ -48,6 +48,8 @@ _RUNNERS = {
 }
 """Programs that run others, and how."""
 _INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
+_KERNEL_FILE = pattern(r">\s*/(?:proc|sys)/")
+"""Files that only root may write."""
 _SPREADS = ("parallel", "xargs")
 
 
@@ -81,7 +83,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     programs = launched | {id(c) for c in plain if _runs_program(c)}
     hits = list(_continued(batch, plain[: last + 1], programs))
     if after and not command.background and not command.piped_into:
-        hits += _hidden(command, after, plain)
+        hits += _hidden(batch, command, after, plain)
     yield from hits or _in_loop(command)
 
 
@@ -121,7 +123,9 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
+def _hidden(
+    batch: Shell, command: Command, after: list[Command], plain: list[Command]
+) -> Iterator[Hit]:
     """Find a command whose status is not that of the job."""
     end = after[-1]
     sure = command.unchecked and (end.certain or (end.looped and command.looped))
@@ -136,7 +140,7 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             fix=f"remove line {end.line}: a job ends with its script",
         )
     elif not any(c.name in _ENDS_JOB for c in after) and (
-        (end.name in _ENDING and not _lists(end))
+        (end.name in _ENDING and not _lists(end) and not _may_fail(batch, end))
         or _copies_anyway(end, plain)
         or _waits_for_nothing(end, plain)
     ):
@@ -153,6 +157,14 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             fix="set -e  # near the top of the script",
             severity=ADVICE,
         )
+
+
+def _may_fail(batch: Shell, end: Command) -> bool:
+    """Tell whether a last command may itself fail."""
+    if end.name == "deactivate":  # which `source …/activate` defines
+        makers = (c for c in batch.commands if c.name in ("source", ".", "conda"))
+        return not any("activate" in c.text for c in makers)
+    return bool(_KERNEL_FILE.search(batch.text.split("\n")[end.line - 1]))
 
 
 def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command]) -> Iterator[Hit]:

@@ -16,6 +16,8 @@ _ASSIGNS_OTHERWISE = pattern(
 )
 _PATH = pattern(r"\$\{?[A-Za-z_]\w+\}?(?=/|$)")
 _ALIKE = 0.85
+_OF_MODULE = pattern(r"^EB|_(?:ROOT|HOME|DIR|BASE|PATH|PREFIX|INC|INCLUDE|LIB|LIBDIR)$")
+"""Names of variables that environment modules set."""
 
 
 def find_unexpanded(subject: Subject) -> Iterator[Hit]:
@@ -90,6 +92,7 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     read = {name for shell in subject.shells for name in shell.names_read}
     unread = {name for name in assigned - read if name not in subject.exported}
     told = set[str]()
+    loads = any(c.name in ("module", "ml", "spack") for c in subject.commands)
     used = [
         (c.path, (*c.words, *(own.value for own in c.assignments))) for c in subject.commands
     ] + [(a.path, (a.value,)) for a in subject.assignments]
@@ -97,6 +100,8 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
         for use in (use for word in words for use in word.uses):
             name = use.name
             if use.guarded or name in assigned | told or not name[0].isalpha() or len(name) < 5:
+                continue
+            if loads and _OF_MODULE.search(name):
                 continue
             if path == subject.path and _stops_at(subject, name):
                 told.add(name)
