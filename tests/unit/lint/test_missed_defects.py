@@ -557,3 +557,31 @@ def test_failures_in_branches_and_of_runners(body, kinds):
 )
 def test_paths_with_an_escaped_variable(line, found):
     assert (("E313", "warning") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('if [ ! -f in ]; then\n  echo "in is missing"\n  echo\n  exit\nfi\n./a\n', True),
+        ("[ -f in ] || { echo 'not found: in'; exit; }\n./a\n", True),
+        ('if [ ! -f in ]; then\n  echo "in is missing"\n  exit 1\nfi\n./a\n', False),
+        ('if [ -f out ]; then\n  echo "nothing to do"\n  exit\nfi\n./a\n', False),
+        ('echo "errors go to error.log"\n./a\nexit\n', False),
+    ],
+)
+def test_exit_after_an_error_message(body, found):
+    assert ("E507" in dict(codes(body))) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("WORK_DIR=/scratch/w\nmkdir -p WORK_DIR\n", True),
+        ("WORK_DIR=/scratch/w\ncd WORK_DIR\n", True),
+        ("WORK_DIR=/scratch/w\nmkdir -p $WORK_DIR\n", False),
+        ("DATA=/scratch/w\nmkdir -p DATA\n", False),
+        ("mkdir -p WORK_DIR\n", False),
+    ],
+)
+def test_a_directory_whose_dollar_sign_is_missing(body, found):
+    assert ("E313" in dict(codes(body))) == found

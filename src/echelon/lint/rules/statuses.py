@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from echelon.lint.bash import Command, Shell, Word
 from echelon.lint.files import beside
@@ -50,6 +51,10 @@ _RUNNERS = {
 _INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
 _KERNEL_FILE = pattern(r">\s*/(?:proc|sys)/")
 """Files that only root may write."""
+_COMPLAINS = pattern(
+    r"(?i)\b(?:error|fail(?:ed|ure)?|not found|missing|invalid|unknown|does(?: not|n't) exist|"
+    r"cannot|can't|no such|not set|abort(?:ing|ed)?|unsupported|usage:|before running)\b"
+)
 _SPREADS = ("parallel", "xargs")
 
 
@@ -58,6 +63,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     yield from _lost_inside(subject)
+    yield from _message_status(batch)
     if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
         return
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
@@ -120,6 +126,22 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
                 what="The inner shell succeeds even if this command fails, because "
                 f"{end.name} (line {end.line}) succeeds afterwards.",
                 fix="set -e; …  # at the start of the inner script",
+            )
+
+
+def _message_status(batch: Shell) -> Iterator[Hit]:
+    """Find `exit` without a number after an error message, whose status is the job's."""
+    commands = batch.commands
+    for number, command in enumerate(commands):
+        if command.text != "exit" or command.certain or command.substituted:
+            continue
+        messages = takewhile(lambda c: c.name in ("echo", "printf"), reversed(commands[:number]))
+        if any(_COMPLAINS.search(c.text) and not c.certain for c in messages):
+            yield Hit(
+                at=command,
+                what="After this error, the job is COMPLETED: `exit` without a number ends it with "
+                "the status of the message.",
+                fix="exit 1",
             )
 
 

@@ -42,11 +42,20 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
 
 
 def _escaped_paths(subject: Subject) -> Iterator[Hit]:
-    """Find paths that begin with an escaped variable, as in a copied here-document."""
+    """Find paths that begin with an escaped variable, or name one without `$`."""
+    named = {a.name for a in subject.assignments if "_" in a.name and a.name.isupper()}
     for command in subject.batch.commands if subject.batch and subject.is_job else ():
         if command.name not in ("cd", "source", ".", "mkdir", "conda"):
             continue
         for word in command.arguments:
+            if word.text in named and command.name in ("cd", "mkdir"):
+                yield Hit(
+                    at=Place(command.path, word.line or command.line),
+                    what=f"{command.name} gets the text '{word.text}', not the value of the "
+                    "variable, because `$` is missing.",
+                    fix=f'"${word.text}"',
+                    severity=WARNING,
+                )
             found = _PATH.match(word.text) if word.known and not word.uses else None
             if found:
                 yield Hit(
