@@ -585,3 +585,18 @@ def test_exit_after_an_error_message(body, found):
 )
 def test_a_directory_whose_dollar_sign_is_missing(body, found):
     assert ("E313" in dict(codes(body))) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align reads.fa\necho done\n", ["advice"]),
+        ("align reads.fa || exit 1\necho done\n", []),
+        ("align reads.fa\nif [ $? != 0 ]; then exit 1; fi\necho done\n", []),
+        ("set -e\nalign reads.fa\necho done\n", []),
+        ("align reads.fa\ncount reads.sam\n", []),
+        ("module load aligner\necho done\n", []),
+    ],
+)
+def test_a_failure_of_a_program_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E507"] == kinds

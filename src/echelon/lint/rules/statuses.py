@@ -80,6 +80,8 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None:
         yield from _always_succeeds(batch, plain, decides)
+        if not decides and not any(map(_uses_status, batch.text.split("\n"))):
+            yield from _hidden_unknown(batch, plain)
         return
     command, after = plain[last], plain[last + 1 :]
     rest = batch.text.split("\n")[command.line - 1 :]
@@ -268,6 +270,23 @@ def _copies_anyway(command: Command, commands: list[Command]) -> bool:
 
 def _shown(command: Command) -> str:
     return f"`{command.text}`" if command.name == "exit" else command.name
+
+
+def _hidden_unknown(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
+    """Find a program that lint does not know, before a last command that succeeds."""
+    around = _ENDING | _ASIDE | _PREPARES | _INTERPRETERS | _RUNNERS.keys()
+    work = [c for c in plain if c.unchecked and not c.background and c.name not in around]
+    end = plain[-1] if plain else None
+    if end is None or end.name not in QUIET or not end.certain or _may_fail(batch, end):
+        return
+    for command in work[-1:]:
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because {end.name} (line "
+            f"{end.line}) succeeds afterwards.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
 
 
 def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:
