@@ -2,6 +2,7 @@
 
 import pytest
 
+from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
@@ -557,3 +558,72 @@ def test_failures_in_branches_and_of_runners(body, kinds):
 )
 def test_paths_with_an_escaped_variable(line, found):
     assert (("E313", "warning") in codes(f"{line}\npython a.py\n")) == found
+
+
+def missing(body, head=JOB, path="jobs/job.sh", **options):
+    names = ("tools/prepare.py", "train.py", path)
+    files = TextFiles(dict.fromkeys(names, "print()\n"), repository=True, **options)
+    found = lint(head + body, path=path, files=files, programs=SlurmOf())
+    return [finding.line for finding in found if finding.code == "E215"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python trian.py",
+        "srun python -u ./trian.py --epochs 3",
+        "torchrun --standalone --nproc_per_node=2 tools/trian.py",
+        "cd $SLURM_SUBMIT_DIR && python trian.py",
+        "cd tools; python trian.py",
+        "cp results.csv /archive/; python trian.py",
+        "git rev-parse HEAD; python trian.py",
+        "SCRIPT=trian.py; python $SCRIPT",
+    ],
+)
+def test_python_scripts_that_do_not_exist(line):
+    assert missing(f"{line}\n") == [3]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python train.py",
+        "python prepare.py",  # submitted from tools
+        "python src/train.py",
+        "python other/run.py",  # another repository
+        "python /opt/tools/run.py",
+        "python $SCRIPT",
+        "python -m package.run",
+        "python your_script.py",
+        "cd /scratch/project\npython run.py",
+        'cd "$WORK"\npython run.py',
+        "git clone https://example.org/a.git .\npython run.py",
+        "cp /shared/run.py .\npython run.py",
+        "echo 'print()' > run.py\npython run.py",
+        "cat > run.py <<EOF\nprint()\nEOF\npython run.py",
+        "if [ -f run.py ]; then\n  python run.py\nfi",
+        "apptainer exec image.sif python run.py",
+        "srun --container-image=a.sqsh python run.py",
+        "ssh host python run.py",
+    ],
+)
+def test_python_scripts_that_may_exist(body):
+    assert missing(f"{body}\n") == []
+
+
+def test_python_scripts_of_jobs_that_run_elsewhere_may_exist():
+    assert missing("python run.py\n", f"{JOB}#SBATCH --chdir=/scratch\n") == []
+    assert missing("python run.py\n", path="templates/job.sh") == []
+
+
+def test_the_names_of_a_repository(tmp_path):
+    (tmp_path / "src" / "empty").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("src")
+    for name in ("job.sh", "src/train.py"):
+        (tmp_path / name).write_text("\n")
+    job = str(tmp_path / "src" / "job.sh")
+    assert DiskFiles().names(job) is None
+    (tmp_path / ".git").mkdir()
+    assert DiskFiles().names(job) == {"job.sh", "src/", "data", "empty/", "train.py"}
+    (tmp_path / ".gitmodules").write_text("\n")
+    assert DiskFiles().names(job) is None  # the empty folder may be a submodule
