@@ -627,3 +627,40 @@ def test_the_names_of_a_repository(tmp_path):
     assert DiskFiles().names(job) == {"job.sh", "src/", "data", "empty/", "train.py"}
     (tmp_path / ".gitmodules").write_text("\n")
     assert DiskFiles().names(job) is None  # the empty folder may be a submodule
+
+
+OPTIONS = """\
+import argparse
+def get_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int)
+    return parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("from options import get_args\nargs = get_args()\n", True),
+        ("from options import get_args\ndef main():\n    args = get_args()\nmain()\n", True),
+        ("from options import get_args\n", False),
+        ("from options import get_args\nif True:\n    args = get_args()\n", False),
+        ("from options import get_args\nargs = get_args(['--epochs', '3'])\n", False),
+        ("from options import get_args\ndef get_args():\n    pass\nget_args()\n", False),
+        ("import options\nfrom other import get_args\nargs = get_args()\n", False),
+        ("import sys\nfrom options import get_args\ndel sys.argv[1:]\nget_args()\n", False),
+    ],
+)
+def test_options_of_a_parser_in_another_module(script, found):
+    line = "python train.py --epoch-count 3\n"
+    assert (("E207", "warning") in codes(line, train=script, options=OPTIONS)) == found
+    assert codes("python train.py --epochs 3\n", train=script, options=OPTIONS) == codes(
+        "python train.py\n", train=script, options=OPTIONS
+    )
+
+
+def test_two_parsers_in_other_modules_are_not_compared():
+    script = "import more\nfrom options import get_args\nargs = get_args()\n"
+    beside = {"train": script, "options": OPTIONS}
+    assert ("E207", "warning") in codes("python train.py --x\n", **beside, more="x = 1\n")
+    assert ("E207", "warning") not in codes("python train.py --x\n", **beside, more=OPTIONS)
