@@ -664,3 +664,33 @@ def test_two_parsers_in_other_modules_are_not_compared():
     beside = {"train": script, "options": OPTIONS}
     assert ("E207", "warning") in codes("python train.py --x\n", **beside, more="x = 1\n")
     assert ("E207", "warning") not in codes("python train.py --x\n", **beside, more=OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('ROOT="${ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}"', True),
+        ('ROOT=${ROOT:-$(dirname "$0")}', True),
+        ('ROOT=${SLURM_SUBMIT_DIR:-$(dirname "$0")}', False),
+        ('ROOT=/data/project\nROOT=${ROOT:-$(dirname "$0")}', False),  # it is set
+        ("ROOT=${ROOT:-$(dirname /data/project/src)}", False),
+        ('# sbatch --export=ALL,ROOT=/data job.sh\nROOT=${ROOT:-$(dirname "$0")}', False),
+    ],
+)
+def test_the_directory_of_the_script_as_a_default(line, found):
+    assert (("E211", "warning") in codes(f'{line}\ncd "$ROOT"\npython a.py\n')) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("OMP_NUM_THREADS=80 torchrun --standalone --nproc_per_node=2 a.py", True),
+        ("OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node=2 a.py", False),
+        ("OMP_NUM_THREADS=80\ntorchrun --standalone --nproc_per_node=2 a.py", False),
+        ("OMP_NUM_THREADS=80 ./build\ntorchrun --standalone --nproc_per_node=2 a.py", False),
+    ],
+)
+def test_threads_of_one_command(line, found):
+    head = f"{JOB}#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=8\n"
+    head += "#SBATCH --ntasks-per-node=1\n"
+    assert (("E403", "warning") in codes(f"{line}\n", head)) == found

@@ -17,6 +17,7 @@ _SUBMITS = pattern(r"\bsbatch\b")
 _PLAIN = pattern(r"(?:\./)?[A-Za-z0-9_][\w./+-]*\.py")
 _CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
 _TEMPLATE = pattern(r"template|your|my_?script", re.IGNORECASE)
+_DEFAULT = pattern(r"\$\{(\w+):?-\"?\$\(")
 _NEAR = 3
 """Lines between sbatch and `exit` in the same branch."""
 _BRINGS_FILES = pattern(
@@ -43,6 +44,9 @@ def find_own_directory(subject: Subject) -> Iterator[Hit]:
             continue
         if _READS_ITSELF.search(subject.line_at(command)):
             continue  # the copy has the same text
+        default = _DEFAULT.search(subject.line_at(command))
+        if default and re.search(rf"^\s*#.*\b{default[1]}=", batch.text, re.MULTILINE):
+            continue  # a comment tells to set the variable
         if submitting and (command.line < max(submitting) or not _runs_always(batch, command)):
             continue  # before the job, in a script that submits itself
         if any(_OWN_PATH.search(word.text) for word in command.arguments):
