@@ -105,6 +105,9 @@ class Expander:
         )
         if plain or (guarded and word.known and not operators & {":+", "+"}):
             return word
+        for default in (c for c in descend(node) if c.type == "command_substitution"):
+            made = self._substitution(default)
+            word = replace(word, commands=word.commands + made.commands)
         return replace(
             word, text=self._source.text(node), known=False, uses=word.uses + others, text_line=0
         )

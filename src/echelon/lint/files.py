@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol
 
 _LARGEST_BYTES = 1_000_000
 """Larger files are data, not scripts."""
+_MOST_NAMES = 20_000
+"""Maximum number of entries of a repository to read."""
+_SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
 
 
 class Place(NamedTuple):
@@ -30,12 +33,20 @@ class Files(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
+    def names(self, path: str) -> frozenset[str] | None:
+        """Return the names of all files and folders in the git repository that contains a file.
+
+        Those of folders end in a slash, but not those of links to folders. None if there is no
+        repository, if it is too large, or if a submodule is not checked out.
+        """
+
     def __hash__(self) -> int: ...
 
 
 class DiskFiles:
     def __init__(self) -> None:
         self._read: dict[str, str | None] = {}
+        self._names: dict[Path, frozenset[str] | None] = {}
 
     def read(self, path: str) -> str | None:
         """Return the text of a file as it was at the first read."""
@@ -57,6 +68,29 @@ class DiskFiles:
             return Path(path).is_dir()
         except (OSError, ValueError):
             return False
+
+    def names(self, path: str) -> frozenset[str] | None:
+        try:
+            above = Path(path).absolute().parents
+            root = next((folder for folder in above if (folder / ".git").exists()), None)
+            if root is not None and root not in self._names:
+                self._names[root] = _names_below(root)
+        except (OSError, ValueError):
+            return None
+        return self._names[root] if root is not None else None
+
+
+def _names_below(root: Path) -> frozenset[str] | None:
+    found, read = set[str](), 0
+    modules = (root / ".gitmodules").exists()
+    for place, folders, names in os.walk(root):
+        read += len(folders) + len(names)
+        if read > _MOST_NAMES or (modules and not folders and not names):
+            return None
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        folders[:] = [name for name in folders if name not in _SKIPPED and name not in links]
+        found |= {*names, *links, *(f"{name}/" for name in folders)}
+    return frozenset(found)
 
 
 def beside(path: str, name: str) -> str:

@@ -27,6 +27,7 @@ _IMPORT = pattern(
 _NAME = pattern(r"[\w.]+")
 _OF_INTEREST = ("DistributedSampler", "torch.save", "init_process_group", "shuffle=True")
 """Words in imported modules that the rules have something to say about."""
+_PARSER = "ArgumentParser("
 _DEEPEST = 4
 """Maximum number of names to follow."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -55,6 +56,8 @@ class PythonScript:
     """The text of the local modules that it imports."""
     modules: "tuple[PythonScript, ...]" = ()
     """The local modules that it imports itself."""
+    parser_module: "PythonScript | None" = None
+    """The local module that has the only argparse parser, if the script imports it itself."""
 
     def at(self, node: ast.stmt | ast.expr | ast.keyword) -> Place:
         end = node.end_lineno or node.lineno
@@ -120,6 +123,11 @@ def parse_python(
         for place, other, direct in found
         if direct and any(word in other for word in _OF_INTEREST)
     )
+    elsewhere = [(place, other) for place, other, direct in found if direct and _PARSER in other]
+    parser_module = None
+    if _PARSER not in text and elsewhere and neighbours.count(_PARSER) == 1:
+        place, other = elsewhere[0]
+        parser_module = parse_python(other, path=place, files=files, importer=text)
     return PythonScript(
         path=path,
         text=text,
@@ -132,6 +140,7 @@ def parse_python(
         parents=parents,
         neighbours=neighbours,
         modules=tuple(module for module in parsed if module is not None),
+        parser_module=parser_module,
     )
 
 

@@ -15,8 +15,9 @@ def without_time(findings):
 class TextFiles:
     """Files in memory."""
 
-    def __init__(self, texts, folders=frozenset()):
+    def __init__(self, texts, folders=frozenset(), *, repository=False):
         self._texts = texts
+        self._repository = repository
         self._folders = folders
 
     def read(self, path):
@@ -24,6 +25,14 @@ class TextFiles:
 
     def is_folder(self, path):
         return os.path.normpath(path) in self._folders
+
+    def names(self, path):  # noqa: ARG002
+        if not self._repository:
+            return None
+        parts = [path.split("/") for path in self._texts]
+        return frozenset(
+            {names[-1] for names in parts} | {f"{one}/" for names in parts for one in names[:-1]}
+        )
 
 
 class SlurmOf(LocalShell):

@@ -25,8 +25,15 @@ BAD_PYTHON = [GOLDEN / "lint/bad" / name for name in ("validation.py", "one_devi
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.py"))
 
 
+class Snippets(DiskFiles):
+    """Files whose Python scripts are left out."""
+
+    def names(self, path):  # noqa: ARG002
+        return None
+
+
 def lint_file(path):
-    found = lint(path.read_text(), path=str(path), files=DiskFiles(), programs=SlurmOf())
+    found = lint(path.read_text(), path=str(path), files=Snippets(), programs=SlurmOf())
     return without_time(found)
 
 
@@ -73,7 +80,7 @@ EXAMPLE = {"script": "train.py", "nodes": 2, "gpus": 4, "cpus_per_task": 8, "tim
 def test_our_own_scripts_are_clean(style, more):
     values = {**EXAMPLE, **more, "style": style}
     text = render_script(merge([Layer(source="test", values=values)]).spec)
-    assert lint(text, path="job.sh", files=DiskFiles(), programs=SlurmOf()) == []
+    assert lint(text, path="job.sh", files=Snippets(), programs=SlurmOf()) == []
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
@@ -600,3 +601,139 @@ def test_a_directory_whose_dollar_sign_is_missing(body, found):
 )
 def test_a_failure_of_a_program_that_lint_does_not_know(body, kinds):
     assert [severity for code, severity in codes(body) if code == "E507"] == kinds
+
+
+def missing(body, head=JOB, path="jobs/job.sh", **options):
+    names = ("tools/prepare.py", "train.py", path)
+    files = TextFiles(dict.fromkeys(names, "print()\n"), repository=True, **options)
+    found = lint(head + body, path=path, files=files, programs=SlurmOf())
+    return [finding.line for finding in found if finding.code == "E215"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python trian.py",
+        "srun python -u ./trian.py --epochs 3",
+        "torchrun --standalone --nproc_per_node=2 tools/trian.py",
+        "cd $SLURM_SUBMIT_DIR && python trian.py",
+        "cd tools; python trian.py",
+        "cp results.csv /archive/; python trian.py",
+        "git rev-parse HEAD; python trian.py",
+        "SCRIPT=trian.py; python $SCRIPT",
+    ],
+)
+def test_python_scripts_that_do_not_exist(line):
+    assert missing(f"{line}\n") == [3]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python train.py",
+        "python prepare.py",  # submitted from tools
+        "python src/train.py",
+        "python other/run.py",  # another repository
+        "python /opt/tools/run.py",
+        "python $SCRIPT",
+        "python -m package.run",
+        "python your_script.py",
+        "cd /scratch/project\npython run.py",
+        'cd "$WORK"\npython run.py',
+        "git clone https://example.org/a.git .\npython run.py",
+        "cp /shared/run.py .\npython run.py",
+        "echo 'print()' > run.py\npython run.py",
+        "cat > run.py <<EOF\nprint()\nEOF\npython run.py",
+        "if [ -f run.py ]; then\n  python run.py\nfi",
+        "apptainer exec image.sif python run.py",
+        "srun --container-image=a.sqsh python run.py",
+        "ssh host python run.py",
+    ],
+)
+def test_python_scripts_that_may_exist(body):
+    assert missing(f"{body}\n") == []
+
+
+def test_python_scripts_of_jobs_that_run_elsewhere_may_exist():
+    assert missing("python run.py\n", f"{JOB}#SBATCH --chdir=/scratch\n") == []
+    assert missing("python run.py\n", path="templates/job.sh") == []
+
+
+def test_the_names_of_a_repository(tmp_path):
+    (tmp_path / "src" / "empty").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("src")
+    for name in ("job.sh", "src/train.py"):
+        (tmp_path / name).write_text("\n")
+    job = str(tmp_path / "src" / "job.sh")
+    assert DiskFiles().names(job) is None
+    (tmp_path / ".git").mkdir()
+    assert DiskFiles().names(job) == {"job.sh", "src/", "data", "empty/", "train.py"}
+    (tmp_path / ".gitmodules").write_text("\n")
+    assert DiskFiles().names(job) is None  # the empty folder may be a submodule
+
+
+OPTIONS = """\
+import argparse
+def get_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int)
+    return parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("from options import get_args\nargs = get_args()\n", True),
+        ("from options import get_args\ndef main():\n    args = get_args()\nmain()\n", True),
+        ("from options import get_args\n", False),
+        ("from options import get_args\nif True:\n    args = get_args()\n", False),
+        ("from options import get_args\nargs = get_args(['--epochs', '3'])\n", False),
+        ("from options import get_args\ndef get_args():\n    pass\nget_args()\n", False),
+        ("import options\nfrom other import get_args\nargs = get_args()\n", False),
+        ("import sys\nfrom options import get_args\ndel sys.argv[1:]\nget_args()\n", False),
+    ],
+)
+def test_options_of_a_parser_in_another_module(script, found):
+    line = "python train.py --epoch-count 3\n"
+    assert (("E207", "warning") in codes(line, train=script, options=OPTIONS)) == found
+    assert codes("python train.py --epochs 3\n", train=script, options=OPTIONS) == codes(
+        "python train.py\n", train=script, options=OPTIONS
+    )
+
+
+def test_two_parsers_in_other_modules_are_not_compared():
+    script = "import more\nfrom options import get_args\nargs = get_args()\n"
+    beside = {"train": script, "options": OPTIONS}
+    assert ("E207", "warning") in codes("python train.py --x\n", **beside, more="x = 1\n")
+    assert ("E207", "warning") not in codes("python train.py --x\n", **beside, more=OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('ROOT="${ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}"', True),
+        ('ROOT=${ROOT:-$(dirname "$0")}', True),
+        ('ROOT=${SLURM_SUBMIT_DIR:-$(dirname "$0")}', False),
+        ('ROOT=/data/project\nROOT=${ROOT:-$(dirname "$0")}', False),  # it is set
+        ("ROOT=${ROOT:-$(dirname /data/project/src)}", False),
+        ('# sbatch --export=ALL,ROOT=/data job.sh\nROOT=${ROOT:-$(dirname "$0")}', False),
+    ],
+)
+def test_the_directory_of_the_script_as_a_default(line, found):
+    assert (("E211", "warning") in codes(f'{line}\ncd "$ROOT"\npython a.py\n')) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("OMP_NUM_THREADS=80 torchrun --standalone --nproc_per_node=2 a.py", True),
+        ("OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node=2 a.py", False),
+        ("OMP_NUM_THREADS=80\ntorchrun --standalone --nproc_per_node=2 a.py", False),
+        ("OMP_NUM_THREADS=80 ./build\ntorchrun --standalone --nproc_per_node=2 a.py", False),
+    ],
+)
+def test_threads_of_one_command(line, found):
+    head = f"{JOB}#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=8\n"
+    head += "#SBATCH --ntasks-per-node=1\n"
+    assert (("E403", "warning") in codes(f"{line}\n", head)) == found

@@ -26,7 +26,8 @@ def example_files(example: str) -> dict[str, str]:
 def lint_example(example):
     files = example_files(example)
     first = next(iter(files))
-    found = lint(files[first], path=first, files=TextFiles(files), programs=SlurmOf("22.05.8"))
+    beside = TextFiles(files, repository=len(files) > 1)
+    found = lint(files[first], path=first, files=beside, programs=SlurmOf("22.05.8"))
     return found, files
 
 

@@ -118,9 +118,11 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
 
 def _too_many_threads(subject: Subject) -> Iterator[Hit]:
     """Find ranks whose threads are more than the CPUs of their task."""
+    owners = {id(own): one for one in subject.started for own in one.launch.command.assignments}
     for assignment in subject.assigned("OMP_NUM_THREADS"):
         yield from _threads_of_node(subject, assignment)
-        threads, read = assignment.value.number, "OMP_NUM_THREADS" in subject.exported
+        threads, own = assignment.value.number, owners.get(id(assignment))
+        read = own is not None or "OMP_NUM_THREADS" in subject.exported
         if not threads or threads < 2 or not read or not assignment.certain:
             continue
         asked = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
@@ -153,7 +155,7 @@ def _too_many_threads(subject: Subject) -> Iterator[Hit]:
                 fix=f"#SBATCH --cpus-per-task={threads}",
                 severity=ADVICE,
             )
-        for one in subject.started:
+        for one in [own] if own else subject.started:
             cpus, processes = one.launch.cpus, processes_per_task(one)
             if cpus and processes and threads * processes > cpus and not one.launch.mpi:
                 each = f"{counted(processes, 'process')} with {threads} threads each"
