@@ -37,7 +37,7 @@ apt_install() {
 }
 
 apt_get() {
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@" 2>&1 |
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get "$@" -o DPkg::Lock::Timeout=300 2>&1 |
         tee "$log" | show_apt_progress
 }
 
