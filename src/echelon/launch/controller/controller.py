@@ -42,6 +42,9 @@ _LOOK_S = 10.0
 """How long to look for files that a script wrote: storage may not respond."""
 _SIGNAL_S = 0.1
 """After a command of ours has failed: how soon a signal that may have ended it is known here."""
+_NOT_EXAMINED = """\
+warning: preflight had no effect: it excludes nodes of a Slurm job, and this run has none
+hint: to examine this machine, run: echelon doctor"""
 
 
 class Controller:
@@ -226,7 +229,9 @@ class Controller:
 
     async def _fly(self) -> None:
         """Examine the nodes first, if requested and if any of them could be excluded."""
-        if self._request.preflight and self._backend.is_shared:
+        if self._request.preflight and not self._backend.is_shared:
+            self._journal.report(_NOT_EXAMINED)
+        elif self._request.preflight:
             starter = self._backend.starter
             hosts = [starter.host(node) for node in range(starter.nodes)]
             left_s = await self._backend.allocation.left_s()

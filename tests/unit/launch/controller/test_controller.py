@@ -70,10 +70,19 @@ def make(tmp_path):
     run, journals = RunDir.create(tmp_path, "a"), []
     run.claim_attempt()
 
-    def make(*generations, pool=None, membership=None, most_nodes=3, uses_library=True, **parts):
+    def make(
+        *generations,
+        pool=None,
+        membership=None,
+        most_nodes=3,
+        uses_library=True,
+        preflight=False,
+        say=lambda _: None,
+        **parts,
+    ):
         pool, backend = pool or FakePool(0, 1), make_backend(**parts)
-        request = JobSpec(script="train.py", nodes=NodeCount(2, most_nodes))
-        journals.append(Journal(run, 1, lambda _: None))
+        request = JobSpec(script="train.py", nodes=NodeCount(2, most_nodes), preflight=preflight)
+        journals.append(Journal(run, 1, say))
         left = iter(generations)
         one = Controller(
             request=request,
@@ -126,6 +135,16 @@ def test_where_agents_cannot_be_started_the_verdict_says_why(make):
     assert code == 69
     assert verdict["failure"]["cause"] == "start"
     assert "Unable to contact" in verdict["failure"]["message"]
+
+
+def test_a_preflight_on_this_machine_says_that_it_examines_nothing(make):
+    said = []
+    controller, left = make(FakeGeneration(), preflight=True, say=said.append)
+    code, _, _ = carry(controller, left)
+    assert code == 0
+    controller._journal.close()
+    assert "preflight had no effect" in said[0]
+    assert "echelon doctor" in said[0]
 
 
 def test_a_command_that_our_own_signal_has_ended_is_no_failed_start(make):
