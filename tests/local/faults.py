@@ -158,7 +158,6 @@ finally:
         ranks=rank(1),
         code=1,
         says="KeyError",
-        quick=True,
     ),
     Fault(
         name="an exception whose owner cleans up for longer than anybody waits",
@@ -348,7 +347,6 @@ train()
         node="node1",
         code=137,
         says="killed by SIGKILL",
-        quick=True,
     ),
     Fault(
         name="SIGKILL before the ranks have met",

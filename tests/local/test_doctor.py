@@ -91,6 +91,7 @@ def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeyp
     assert wait_until(lambda: left() == [], timeout_s=20), [cmdline(pid) for pid in left()]
 
 
+@pytest.mark.full
 def test_a_probe_that_does_not_come_is_called_once_more(place, tmp_path):
     """As on a node that was still starting."""
     python = tmp_path / "python"
@@ -181,6 +182,7 @@ def test_when_it_goes_all_of_it_goes(tmp_path, number):
     assert wait_until(lambda: left() == [], timeout_s=20), [cmdline(pid) for pid in left()]
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
     async def scenario():
         worker = TorchClient(LocalShell(), clean_environment(), tmp_path / "log")

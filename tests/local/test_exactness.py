@@ -139,7 +139,8 @@ SCARCE = Plan(model="conv", exact_layers=True, samples=9, global_batch=2, epochs
 @pytest.mark.parametrize(
     ("legs", "plan"),
     [
-        ((4, 2, 3), replace(UNEVEN, augment=True)),
+        ((3, 2), replace(UNEVEN, augment=True)),
+        full((4, 2, 3), replace(UNEVEN, augment=True)),
         full((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True, double=True)),
         full((4, 3), replace(SCARCE, double=True)),
         full((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True)),

@@ -46,6 +46,10 @@ def data(tmp_path_factory):
 # --- resume -------------------------------------------------------------------------------------
 
 
+def _rest(*values):
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
     """A training of one epoch, on two ranks that the script has spawned itself."""
@@ -117,8 +121,8 @@ def test_resume_begins_with_a_file_of_torch_save(data, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "told"),
     [
-        (["--resume=nowhere"], 2, "there is no checkpoint nowhere; name a folder"),
-        (["-a=mlp", "-e"], 2, "step-000000008 does not fit -a mlp"),
+        _rest(["--resume=nowhere"], 2, "there is no checkpoint nowhere; name a folder"),
+        _rest(["-a=mlp", "-e"], 2, "step-000000008 does not fit -a mlp"),
         (["-a=mlp"], 2, "step-000000008 does not match the model"),
     ],
 )
@@ -273,6 +277,7 @@ def test_an_all_reduce_is_verified_on_every_rank(tmp_path):
 # --- mnist --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_dry_run_of_mnist_claims_no_accuracy(tmp_path, data):
     done = run(tmp_path, MNIST, data, "--dry-run", "--no-cuda", "--batch-size=32")
     assert "trained to step 1" in done.stderr

@@ -34,7 +34,13 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [["train.py"], ["-m", "train"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["train.py"], id="script", marks=pytest.mark.full),
+        pytest.param(["-m", "train"], id="module"),
+    ],
+)
 def test_one_that_trains_with_the_library(run, words):
     found = ["dynamo", "no library", "trainer"]
     assert run(TRAINS, *words) == [*found, f"{SOURCE}/echelon/__init__.py echelon.train.trainer"]

@@ -139,6 +139,7 @@ def test_nothing_outlives_a_killed_agent(project, torch_image):
     assert wait_until(lambda: torch_image.containers() == [], timeout_s=30)
 
 
+@pytest.mark.full
 def test_an_image_without_torch_is_an_error_that_says_so(project, bare_image):
     (project.path / "inside.py").write_text(INSIDE)
     done = project(
@@ -201,6 +202,7 @@ def push(image, name):
     subprocess.run([*copy, f"oci-archive:{image.path}", f"docker://{name}"], check=True)
 
 
+@pytest.mark.full
 def test_a_tag_is_resolved_once_and_its_image_imported_once(project, bare_image, registry):
     name = f"{registry}/team/x:1"
     push(bare_image, name)

@@ -192,7 +192,8 @@ def large(environment):
     os.truncate(path, 1 * MIB)
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_node_that_is_lost_in_between_does_not_keep_the_others(stage, large, victim):
     """The victim is the one that reads, or one that passes it on to nodes 3 and 4."""
     with stage.start(nodes=5) as run:

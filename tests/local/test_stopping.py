@@ -116,6 +116,7 @@ def test_a_loop_of_ones_own_stops_at_one_step_and_goes_on_there(tmp_path):
         assert set(steps(tmp_path)) == {reached + 5}
 
 
+@pytest.mark.full
 def test_it_stops_in_the_middle_of_a_validation(tmp_path):
     with live_run(tmp_path, script(0.2, evaluate=True)) as run:
         interrupt(run, tmp_path, "measuring")

@@ -211,6 +211,7 @@ def test_a_zygote_that_dies_while_storage_hangs_is_replaced(tmp_path, disk):
         assert not {"lost", "paused"} & set(kinds(run))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("held", ["the end of the first ranks", "the start of the second"])
 def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk, held):
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:
@@ -234,7 +235,7 @@ def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk, 
         assert wait_until(lambda: not run.processes(), timeout_s=30)
 
 
-@pytest.mark.parametrize("trouble", ["frozen", "full"])
+@pytest.mark.parametrize("trouble", [pytest.param("frozen", marks=pytest.mark.full), "full"])
 def test_an_end_waits_for_storage(tmp_path, disk, trouble):
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:
         ranks = set(run.await_ranks(range(2)))

@@ -7,7 +7,12 @@ import pytest
 
 # Which of Slurm's options, and the ranks and GPUs of each node that should come of them.
 SHAPES = [
-    pytest.param(["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2"], [2, 2], id="task-per-node"),
+    pytest.param(
+        ["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2"],
+        [2, 2],
+        id="task-per-node",
+        marks=pytest.mark.full,
+    ),
     pytest.param(["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"], [2, 2], id="per-task"),
     pytest.param(["--nodes=2", "--ntasks=4", "--gpus=4"], None, id="total", marks=pytest.mark.full),
     pytest.param(["--nodes=2", "--ntasks-per-node=2"], [2, 2], id="no-gpus"),

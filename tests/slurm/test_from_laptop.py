@@ -212,6 +212,7 @@ def test_fetching_goes_on_after_a_cut(laptop, workdir, count):
     assert not list(laptop.project.rglob("*.part"))
 
 
+@pytest.mark.full
 def test_the_page_comes_back_after_a_cut(laptop):
     run = submit(laptop, numbers=1)
     laptop("logs", "-f", run)
@@ -433,7 +434,8 @@ def test_a_sweep_from_a_laptop(laptop, remote):
     assert "no sweep 'no-such'" in missing.stderr
 
 
-@pytest.mark.parametrize("count", [SOME[0], pytest.param(SOME[1], marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", SOME)
 def test_a_sweep_whose_connection_is_cut_is_made_once(laptop, remote, count):
     laptop("ps", "--host=sandbox-far", check=False)  # brings Echelon there
     laptop.hang_up()

@@ -279,6 +279,7 @@ def test_a_cancelled_run_is_gone_with_all_that_waits(full, chain):
     assert wait_until(lambda: queue(full) == [], timeout_s=20, interval_s=0.2), queue(full)
 
 
+@pytest.mark.full
 def test_slurms_own_cancel_ends_the_chain_too(full, chain):
     run = chain(*SHAPE)
     run.await_step(5)
@@ -330,6 +331,7 @@ exec {real} "$@"
     assert run.outcomes()[0]["next"] == "wanted"
 
 
+@pytest.mark.full
 def test_a_node_that_fails_its_check_is_left_out_of_what_comes_next(full, chain, tmp_path):
     run = chain(
         *SHAPE,

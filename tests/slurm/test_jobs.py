@@ -5,6 +5,8 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from echelon.core.waiting import wait_until
 
 
@@ -93,6 +95,7 @@ def test_small_jobs_share_a_node(cluster):
         waiting.wait()
 
 
+@pytest.mark.full
 def test_a_high_job_preempts_a_low_one(cluster, tmp_path):
     told = tmp_path / "told"
     loop = f'trap "touch {told}" TERM; touch {tmp_path}/running; while :; do sleep 0.1; done'

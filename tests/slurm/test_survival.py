@@ -116,6 +116,7 @@ def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path
     assert (failure["cause"], failure["node"]) == ("lost node", "node2")
 
 
+@pytest.mark.full
 def test_a_killed_rank_is_started_anew_on_another_node_than_ours(full, submitted, tmp_path):
     run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1")
     await_world(tmp_path, 2, generation=0)
@@ -127,6 +128,7 @@ def test_a_killed_rank_is_started_anew_on_another_node_than_ours(full, submitted
     assert "rank 1 on node2: killed by SIGKILL" in said
 
 
+@pytest.mark.full
 def test_an_agent_that_was_killed_is_brought_back_by_the_same_job(full, submitted, tmp_path):
     run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1", "--hand-over=never")
     await_world(tmp_path, 2, generation=0)
@@ -154,6 +156,7 @@ def test_a_controller_that_did_not_run_for_a_while_keeps_its_job(full, submitted
     assert run.returncode == 0, said
 
 
+@pytest.mark.full
 def test_a_run_can_be_asked_to_stop(full, submitted, tmp_path):
     run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1")
     await_world(tmp_path, 2)

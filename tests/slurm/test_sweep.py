@@ -144,6 +144,7 @@ def test_a_sweep_that_is_stopped_can_be_resumed(project):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.slurm
 def test_a_sweep_may_be_stopped_at_any_moment(project):
     """Tasks that wait, that Slurm is starting, and that have just begun."""

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import echelon
 
 SOURCE = Path(echelon.__file__).parent
@@ -17,7 +19,8 @@ NO_HINT = {
 }
 
 
-def trees():
+@pytest.fixture(scope="module")
+def found():
     return {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
 
 
@@ -47,8 +50,7 @@ def is_empty(hint):
     return hint is None or (isinstance(hint, ast.Constant) and not str(hint.value).strip())
 
 
-def test_every_error_that_is_raised_has_a_hint():
-    found = trees()
+def test_every_error_that_is_raised_has_a_hint(found):
     names = family(found)
     assert names >= {"UsageError", "CommandError", "WireError"}
     made = [
@@ -62,8 +64,7 @@ def test_every_error_that_is_raised_has_a_hint():
     assert silent == []
 
 
-def test_who_is_excused_is_still_there():
-    found = trees()
+def test_who_is_excused_is_still_there(found):
     names = family(found)
     bare = {
         name for tree in found.values() for name, _, hint in makes(tree, names) if is_empty(hint)
