@@ -68,7 +68,7 @@ test-all: peers  ## the full matrices too
 	    $(BIN)/pytest $(THOROUGH) -m alone --durations=10 $(ALONE))
 
 test-gpu:  ## tests/gpu, with the Python of PYTHON, which has torch and a GPU; NCCL=libnccl.so.2 if torch has none from 2.30
-	@PYTHONPATH=src:tests ECHELON_TEST_NCCL=$(abspath $(NCCL)) $(or $(PYTHON),python3) -m pytest \
+	@PYTHONPATH=$(abspath src):$(abspath tests) ECHELON_TEST_NCCL=$(abspath $(NCCL)) $(or $(PYTHON),python3) -m pytest \
 	    -c /dev/null --rootdir . --import-mode=importlib -p no:cacheprovider tests/gpu $(ARGS)
 
 test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky
