@@ -179,6 +179,8 @@ def _require_parser() -> None:
     try:
         import tree_sitter_bash  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tree_sitter"):
+            raise  # a file in the way, such as ./random.py with `python -m echelon`
         raise UnavailableError(
             "echelon lint requires tree-sitter, which is not installed",
             hint="pip install 'echelon[lint]'",
