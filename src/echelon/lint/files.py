@@ -4,6 +4,8 @@ A protocol, because tests lint scripts that exist only in memory.
 """
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -11,6 +13,13 @@ _LARGEST_BYTES = 1_000_000
 """Larger files are data, not scripts."""
 _MOST_NAMES = 20_000
 """Maximum number of entries of a repository to read."""
+_MOST_BYTES = 20_000_000
+"""Maximum size of the files to search for a name."""
+_LONGEST_LINE = 1000
+_READ = re.compile(
+    r"^[^.]+$|\.(?:py|sh|bash|sbatch|slurm|job|pl|R|jl|m|md|rst|txt|mk|ya?ml|toml|smk)$"
+)
+"""Files that may mention a script."""
 _SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
 
 
@@ -39,6 +48,9 @@ class Files(Protocol):
         Those of folders end in a slash, but not those of links to folders. None if there is no
         repository, if it is too large, or if a submodule is not checked out.
         """
+
+    def lines_with(self, path: str) -> tuple[str, ...]:
+        """Return the lines of the other files in the git repository that name a file."""
 
     def __hash__(self) -> int: ...
 
@@ -71,13 +83,43 @@ class DiskFiles:
 
     def names(self, path: str) -> frozenset[str] | None:
         try:
-            above = Path(path).absolute().parents
-            root = next((folder for folder in above if (folder / ".git").exists()), None)
+            root = _root_of(path)
             if root is not None and root not in self._names:
                 self._names[root] = _names_below(root)
         except (OSError, ValueError):
             return None
         return self._names[root] if root is not None else None
+
+    def lines_with(self, path: str) -> tuple[str, ...]:
+        try:
+            own = Path(path).absolute()
+            root = _root_of(path)
+            return tuple(_lines_below(root, own)) if root is not None else ()
+        except (OSError, ValueError):
+            return ()
+
+
+def _root_of(path: str) -> Path | None:
+    """Return the directory of the git repository that contains a file."""
+    above = Path(path).absolute().parents
+    return next((folder for folder in above if (folder / ".git").exists()), None)
+
+
+def _lines_below(root: Path, own: Path) -> Iterator[str]:
+    """Yield the lines of scripts and documents that contain the name of a file."""
+    name, read = own.name.encode(), 0
+    for place, folders, names in os.walk(root):
+        folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED)
+        for file in (Path(place) / one for one in sorted(names) if _READ.search(one)):
+            if file == own or not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
+                continue
+            text = file.read_bytes()
+            read += len(text)
+            if read > _MOST_BYTES:
+                return
+            if name in text:
+                lines = (line for line in text.split(b"\n") if name in line)
+                yield from (line[:_LONGEST_LINE].decode(errors="replace") for line in lines)
 
 
 def _names_below(root: Path) -> frozenset[str] | None:

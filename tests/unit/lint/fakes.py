@@ -34,6 +34,11 @@ class TextFiles:
             {names[-1] for names in parts} | {f"{one}/" for names in parts for one in names[:-1]}
         )
 
+    def lines_with(self, path):
+        name = path.rpartition("/")[2]
+        others = (text for other, text in self._texts.items() if other != path)
+        return tuple(line for text in others for line in text.split("\n") if name in line)
+
 
 class SlurmOf(LocalShell):
     """A machine with the given version of Slurm, or without Slurm, whatever this one has."""

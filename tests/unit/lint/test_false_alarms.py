@@ -693,7 +693,11 @@ def test_ranks_that_lint_cannot_read_may_share_a_gpu(text, kind):
 
 @pytest.mark.parametrize(
     ("parser", "kind"),
-    [("argparse.ArgumentParser()", "error"), ("options.Options()", "warning")],
+    [
+        ("argparse.ArgumentParser()", "error"),
+        ("options.Options()", "warning"),
+        ("argparse.ArgumentParser()\noptions.add(parser)\nargs = parser", "warning"),
+    ],
 )
 def test_a_parser_that_may_know_the_local_rank(parser, kind):
     python = f"import argparse, options\nargs = {parser}.parse_args()\n"
@@ -706,8 +710,6 @@ def test_a_parser_that_may_know_the_local_rank(parser, kind):
 )
 def test_calls_in_a_branch_may_not_be_reached(branch, kind):
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun python a.py\n"
-    python = f"import sys\nimport lightning\n{branch}lightning.Trainer(devices=4, num_nodes=2)\n"
-    assert severities(head, "E214", a=python) == [kind]
     python = (
         f"import sys\nimport torch.distributed as dist\n{branch}dist.init_process_group('ncll')\n"
     )
@@ -798,3 +800,124 @@ def test_modules_set_variables(before, kinds):
 )
 def test_a_last_command_that_may_itself_fail(before, end, kinds):
     assert severities(f"{JOB}{before}\npython a.py\n{end}\n", "E507", a="x = 1\n") == kinds
+
+
+# --- what another program, or a person, completes -------------------------------------------
+
+
+def in_repository(script, path="job.sh", **others):
+    files = TextFiles({path: script, **{name.replace("_", "."): t for name, t in others.items()}})
+    found = lint(script, path=path, files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity)) for f in found if str(f.severity) != "advice"]
+
+
+ODD = f"{JOB}#SBATCH --mem=lots\npython a.py\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "kind"),
+    [
+        ({"submit_sh": "sed 's/lots/4G/' job.sh | sbatch\n"}, "warning"),
+        ({"submit_sh": "cat job.sh tail.sh > all.sh\n"}, "warning"),
+        ({"submit_py": "text = open('job.sh').read().replace('lots', '4G')\n"}, "warning"),
+        ({"submit_py": "TEMPLATE = 'job.sh'\n"}, "warning"),
+        ({"README_md": "Run `sbatch job.sh`.\n"}, "error"),
+        ({"submit_sh": "sbatch job.sh\n"}, "error"),
+        ({"submit_sh": "sed -i s/a/b/ config.yaml\n"}, "error"),
+    ],
+)
+def test_a_script_that_another_one_completes(others, kind):
+    assert in_repository(ODD, **others) == [("E111", kind)]
+
+
+@pytest.mark.parametrize(
+    ("path", "comment", "kind"),
+    [
+        ("job.sh", "", "error"),
+        ("job.sh", "# Template of a job.", "warning"),
+        ("job.sh", "# Change the account before you submit this.", "warning"),
+        ("job.sh", "# Remove these lines.", "warning"),
+        ("job.sh", "# Run mkdir logs before submitting.", "error"),
+        ("slurm/job_template.sh", "", "warning"),
+        ("tests/fixtures/job.sh", "", "warning"),
+        ("tests/job.sh", "", "error"),
+        ("job.sh.j2", "", "warning"),
+        ("job.sh", "{% if gpu %}", "warning"),
+        ("job.sh", "echo {{ name }}", "warning"),
+        ("job.sh", "docker ps --format '{{.Names}}'", "error"),
+    ],
+)
+def test_a_script_that_is_not_finished(path, comment, kind):
+    script = ODD.replace("python a.py", f"{comment}\npython a.py")
+    assert ("E111", kind) in in_repository(script, path)
+
+
+def test_line_endings_are_wrong_in_a_template_too():
+    assert ("E108", "error") in in_repository(ODD.replace("\n", "\r\n"), "template.sh")
+
+
+def test_a_template_has_no_placeholders():
+    script = f"{JOB}#SBATCH --job-name N_{{{{ '%d'|format(n) }}}}\npython a.py\n"
+    assert in_repository(script) == []
+
+
+def test_a_late_directive_that_repeats_an_earlier_one():
+    assert severities(f"{JOB}cd a\n#SBATCH --nodes=1  # one\npython a.py\n", "E102") == []
+
+
+def test_a_late_directive_of_another_script_in_the_file():
+    script = f"{JOB}python a.py\n\n#!/bin/bash\n#SBATCH --mem=4G\npython b.py\n"
+    assert severities(script, "E102") == ["warning"]
+    assert severities(script.replace("#!/bin/bash\n#SBATCH --mem", "#SBATCH --mem"), "E102") == [
+        "error"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("exit 0\n", []),
+        ("exit  # notes\n", []),
+        ("if true; then\nexit\nfi\n", ["error"]),
+        ("", ["error"]),
+    ],
+)
+def test_bash_does_not_read_what_is_after_an_exit(before, found):
+    assert severities(f"{JOB}python a.py\n{before}notes (of mine\n", "E210") == found
+
+
+@pytest.mark.parametrize("name", ["profile", "display", "reload"])
+def test_a_name_that_another_program_defines(name):
+    assert severities(f"{JOB}python a.py\n", "E626", a=f"print({name})\n") == ["warning"]
+
+
+@pytest.mark.parametrize(("head", "kind"), [("", "error"), ("[ -f b ] && ", "warning")])
+def test_an_undefined_name_in_a_script_that_may_not_run(head, kind):
+    assert severities(f"{JOB}{head}python a.py\n", "E626", a="print(nothing)\n") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "kind"),
+    [
+        ("python", "print 'x'\n", "warning"),
+        ("python3", "print 'x'\n", "error"),
+        ("torchrun --standalone", "print 'x'\n", "error"),
+        ("python", "if True print(1)\n", "error"),
+    ],
+)
+def test_a_script_for_python_2(program, text, kind):
+    assert severities(f"{JOB}{program} a.py\n", "E627", a=text) == [kind]
+
+
+@pytest.mark.parametrize(("line", "kind"), [("", "error"), ("[ -f b ] && ", "warning")])
+def test_a_background_command_that_may_not_run(line, kind):
+    assert severities(f"{JOB}{line}python a.py &\n", "E504") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("shell", "found"),
+    [("bash -login", []), ("bash --login", []), ("bash -el", []), ("bash -e", ["warning"])],
+)
+def test_a_login_shell_may_know_conda(shell, found):
+    script = f"#!/bin/{shell}\n#SBATCH --nodes=1\nconda activate a\npython a.py\n"
+    assert severities(script, "E408") == found

@@ -358,7 +358,7 @@ RULES = (
     Rule(
         code="E117",
         title="GPUs requested with both `--gres` and `--gpus-per-node`",
-        severity=WARNING,
+        severity=ADVICE,
         check=find_gpus_asked_twice,
         why="Both options request GPUs per node. Older versions of Slurm accept them together if "
         "the numbers agree; Slurm 26.05 rejects them. A step inherits `--gpus-per-node` from its "

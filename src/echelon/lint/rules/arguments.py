@@ -11,6 +11,7 @@ from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
 _OPTION = pattern(r"--?[A-Za-z][\w-]*")
+_PASSED_ON = pattern(r"(?:\(|,\s?)(?:self\.)?\w{0,40}parser\s?[,)]|\(ArgumentParser\):")
 _PLACEHOLDER = pattern(r"__|[<>{}@%$\[\]]")
 
 
@@ -95,7 +96,8 @@ def _local_rank(subject: Subject) -> Iterator[Hit]:
         if python.mentions("--local-rank") or python.calls("parse_known_args"):
             continue
         old = python.mentions("--local_rank")
-        other = "ArgumentParser(" not in python.text  # another parser may know the option
+        # Another parser, or a function that gets this one, may know the option.
+        other = "ArgumentParser(" not in python.text or _PASSED_ON.search(python.text)
         yield Hit(
             at=one.launch,
             what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "

@@ -37,6 +37,7 @@ _SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
 """A signal, and the seconds before the time limit at which Slurm sends it."""
 _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 """A line of a template, which another program replaces."""
+_SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
@@ -97,7 +98,14 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
     end = _end_of_head(subject.text)
     comments = subject.batch.comments
     late = [line for line, text, column in comments if text.startswith("#SBATCH") and not column]
+    lines = subject.text.split("\n")
+    given = {
+        line.split("#SBATCH", 1)[1].split("#")[0].strip()
+        for line in lines[: end - 1]
+        if line.startswith("#SBATCH")
+    }
     late = [line for line in late if line > end]
+    late = [n for n in late if lines[n - 1][7:].split("#")[0].strip() not in given]
     if late:
         rest = len(late) - 1
         more = f" It also ignores {counted(rest, 'later directive')}." if rest else ""
@@ -106,6 +114,8 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
             what="Slurm ignores this directive because it comes after a command (line "
             f"{end}).{more}",
             fix="move all #SBATCH lines directly below the #! line",
+            # A file of several scripts, to choose from or to split.
+            severity=WARNING if _SHEBANG.search("\n".join(lines[end - 1 : late[0]])) else None,
         )
 
 

@@ -182,7 +182,11 @@ def find_not_activated(subject: Subject) -> Iterator[Hit]:
 
 def _unready_conda(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
-    if batch is None or not subject.is_job or re.match(r"#!.*(-l|--login|-i)\b", subject.text):
+    if (
+        batch is None
+        or not subject.is_job
+        or re.match(r"#!.*\s(?:-\w*[li]\w*|--?login)\b", subject.text)
+    ):
         return
     for command in batch.commands:
         loads = command.name in ("module", "ml") and not _WITHOUT_CONDA.fullmatch(command.text)

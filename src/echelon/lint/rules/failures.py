@@ -109,6 +109,7 @@ def find_missing_wait(subject: Subject) -> Iterator[Hit]:
             what="The script ends while this command is still running. Slurm then kills the "
             "command.",
             fix="wait $!  # as the last line",
+            severity=None if last.certain or last.looped else WARNING,
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from echelon.core.units import counted
 from echelon.lint.bash import Command, Where
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, constant, is_conditional, keyword
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.python_script import PythonScript, constant, keyword
+from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _MPI = frozenset({"mpirun", "mpiexec", "orterun"})
@@ -66,7 +66,6 @@ def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
                         what=f"The Trainer has `{name}={number}`, but the step has `{option}="
                         f"{amount}`. Lightning compares them and raises a ValueError.",
                         fix=f"#SBATCH {option}={number}",
-                        severity=WARNING if is_conditional(python, call) else None,
                     )
 
 
@@ -97,7 +96,7 @@ RULES = (
     Rule(
         code="E214",
         title="numbers of the Lightning Trainer that differ from the job's",
-        severity=ERROR,
+        severity=WARNING,
         check=find_lightning_numbers,
         why="Under srun, Lightning starts no processes itself. It expects one task per device, and "
         "stops if `devices` or `num_nodes` differ from the request.",

@@ -41,6 +41,22 @@ _MODULE_NAMES = frozenset(
         *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
     }
 )
+_INJECTED = frozenset(
+    {
+        *("_", "profile", "ic", "display", "get_ipython", "spark", "sc", "dbutils", "snakemake"),
+        *("reload", "execfile", "cmp", "file", "intern", "apply", "buffer", "pydevd"),
+    }
+)
+"""Names that other programs add to the builtins, or that Python 2 has."""
+_OF_PYTHON_2 = pattern(
+    r"(?i)in call to '(?:print|exec)'|multiple exception types|leading zeros|inconsistent use of "
+    r"tabs|unindent does not match|invalid (?:hexadecimal|decimal|octal|digit)|^invalid syntax$"
+)
+"""Messages about text that Python 2 may accept."""
+_PRINTS_2 = pattern(
+    r"(?m)^[ \t]*(?:print[ \t]+[^\s(=.,:\[]|raise \w+,|exec[ \t]+['\"\w]|except [\w.() ,]+, \w+:)"
+    r"|<>|\b0\d+\b|\b\d+L\b|\t"
+)
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
@@ -64,7 +80,8 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
         for name, nodes in _undefined(python).items():
             reached = [node for node in nodes if not _is_dead(python, node)]
             always = lines_always_reached(python.text) if reached else frozenset()
-            sure = [node for node in reached if node.lineno in always]
+            runs = _always_run(subject, python) and name not in _INJECTED
+            sure = [node for node in reached if node.lineno in always and runs]
             if reached:
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
@@ -73,6 +90,12 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
                     fix=_guess(python, name),
                     severity=None if sure else WARNING,
                 )
+
+
+def _always_run(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether a job always runs a script; True without a job."""
+    commands = [launch.command for launch in subject.with_python(python)]
+    return not commands or any(c.certain or c.looped or c.piped_into for c in commands)
 
 
 def _is_dead(python: PythonScript, node: ast.AST) -> bool:
@@ -179,7 +202,7 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
         try:
             ast.parse(text)
         except SyntaxError as error:
-            yield _refused(path, text, error)
+            yield _refused(subject, path, text, error)
         except (ValueError, RecursionError, MemoryError):
             yield Hit(
                 at=Place(path, 1),
@@ -190,20 +213,30 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _refused(path: str, text: str, error: SyntaxError) -> Hit:
+def _refused(subject: Subject, path: str, text: str, error: SyntaxError) -> Hit:
     line = error.lineno or 1
     newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
     if not newer and _NESTED_QUOTES.search(text) and sys.version_info < (3, 12):
         newer = "3.12"  # the error may be reported at a bracket before the string
+    older = not newer and _may_be_python_2(subject, text, error)
     return Hit(
         at=Place(path, line),
         what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."
-        + (f" Python {newer} may accept it." if newer else ""),
+        + (f" Python {newer or 2} may accept it." if newer or older else ""),
         fix=f"run the job with Python {newer} or later"
         if newer
         else f"python -m py_compile {path}",
-        severity=ADVICE if newer else None,
+        severity=ADVICE if newer else WARNING if older else None,
     )
+
+
+def _may_be_python_2(subject: Subject, text: str, error: SyntaxError) -> bool:
+    """Tell whether a script may be for Python 2, and its job does not ask for Python 3."""
+    told = any(
+        re.search(r"\bpython3|torchrun|accelerate", one.launch.command.text)
+        for one in subject.started
+    )
+    return not told and bool(_OF_PYTHON_2.search(error.msg) and _PRINTS_2.search(text))
 
 
 def _newer_python(line: str, error: SyntaxError) -> str:

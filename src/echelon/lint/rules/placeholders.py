@@ -9,6 +9,7 @@ from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule, Severity
 from echelon.lint.subject import Subject
+from echelon.lint.unfinished import is_template
 
 _PLACEHOLDER = pattern(
     r"\.\.\.|<[^<>]*>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|"
@@ -17,7 +18,7 @@ _PLACEHOLDER = pattern(
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
 _PLACEHOLDER_IN_LINE = pattern(
-    r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
+    r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
 _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
@@ -66,6 +67,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
             found.append((number, placeholder, ""))
     # Another program fills in a file that has many of them.
     template = sum(value[:1] in ("{", "#", "%", "@", "_") for _, value, _ in found) >= _MANY
+    template = template or is_template(subject.path, subject.text)
     for number, value, option in found:
         advice = template or option == "mail-user"
         severity = ADVICE if advice else None

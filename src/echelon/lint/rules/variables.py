@@ -33,8 +33,8 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                     what=f"The program gets the text '${found[1]}', not the value. The variable is "
                     "escaped or in single quotes, so no shell expands it.",
                     fix=f"${found[1]}  # without the backslash, or without the inner single quotes",
-                    # A program may expand the text itself; a launcher does not.
-                    severity=None if word in options else WARNING,
+                    # A program or another shell may expand the text; a launcher does not.
+                    severity=None if word in options and not one.launch.elsewhere else WARNING,
                 )
 
     yield from _quoted_home(subject)
