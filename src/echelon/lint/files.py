@@ -42,6 +42,8 @@ class Files(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
+    def is_executable(self, path: str) -> bool: ...
+
     def names(self, path: str) -> frozenset[str] | None:
         """Return the names of all files and folders in the git repository that contains a file.
 
@@ -80,6 +82,12 @@ class DiskFiles:
             return Path(path).is_dir()
         except (OSError, ValueError):
             return False
+
+    def is_executable(self, path: str) -> bool:
+        try:
+            return bool(Path(path).stat().st_mode & 0o111)
+        except (OSError, ValueError):
+            return True
 
     def names(self, path: str) -> frozenset[str] | None:
         try:

@@ -181,10 +181,10 @@ class _Reader:
 
     def _walk_list(self, node: Node, context: _Context) -> None:
         """Read a && b || c: the commands after the first may not run."""
-        last, alternatives = len(node.children) - 1, "||" in {c.type for c in node.children}
+        alternatives = "||" in {c.type for c in node.children}
         for number, child in enumerate(node.children):
             certain = context.certain and number == 0
-            unchecked = context.unchecked and number == last and not alternatives
+            unchecked = context.unchecked and not alternatives
             inner = replace(context, certain=certain, looped=False, unchecked=unchecked)
             self.walk(child, inner)
 
@@ -195,7 +195,12 @@ class _Reader:
             into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
             piped = context.piped or number > 0
             inner = replace(
-                context, piped_into=into, piped=piped, certain=False, looped=False, unchecked=False
+                context,
+                piped_into=into,
+                piped=piped,
+                certain=False,
+                looped=False,
+                unchecked=context.unchecked and number == len(parts) - 1,
             )
             self.walk(part, inner)
 

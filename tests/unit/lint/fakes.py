@@ -26,6 +26,9 @@ class TextFiles:
     def is_folder(self, path):
         return os.path.normpath(path) in self._folders
 
+    def is_executable(self, path):
+        return not path.endswith("plain.sh")
+
     def names(self, path):  # noqa: ARG002
         if not self._repository:
             return None

@@ -533,7 +533,9 @@ def test_a_script_that_is_one_of_two_files():
         ("Rscript fit.R\ndate\n", ["warning"]),
         ("for i in 1 2; do\n  uv run tool $i\ndone\n", ["advice"]),
         ("if python a.py; then\n  echo good\nfi\necho done\n", []),
-        ("python a.py || echo failed\necho done\n", []),
+        ("python a.py || echo failed\necho done\n", ["advice"]),
+        ("python a.py \\\n  --fast || true\n", ["advice"]),
+        ("python a.py || exit 1\necho done\n", []),
         ("! python a.py\necho done\n", []),
         ("while ! python a.py; do sleep 9; done\necho done\n", []),
         ("uv sync\necho done\n", []),
@@ -595,7 +597,18 @@ def test_a_directory_whose_dollar_sign_is_missing(body, found):
         ("align reads.fa || exit 1\necho done\n", []),
         ("align reads.fa\nif [ $? != 0 ]; then exit 1; fi\necho done\n", []),
         ("set -e\nalign reads.fa\necho done\n", []),
-        ("align reads.fa\ncount reads.sam\n", []),
+        ("align reads.fa\ncount reads.sam\n", ["advice"]),
+        ("align reads.fa && count=1\nmail me\n", ["advice"]),
+        ("echo a | align\nls\n", ["advice"]),
+        ("for i in a b; do align $i; done\ndate\n", ["advice"]),
+        ("for i in a b; do\n  if [ -f $i ]; then align $i; fi\ndone\nplot\n", ["advice"]),
+        ("align reads.fa\nexit\n", []),
+        ("align reads.fa &\nserve\nkill $!\n", []),
+        ("run() {\n  align $1\n}\nrun a\nrun b\n", ["advice"]),
+        ("say() {\n  echo $1\n}\nsay a\nalign b\n", []),
+        ("check() {\n  [ -f $1 ] || exit 1\n}\ncheck a\nalign b\n", []),
+        ("source tools.sh\nalign reads.fa\ncount reads.sam\n", []),
+        ("Align = 4\ncount reads.sam\n", []),
         ("module load aligner\necho done\n", []),
     ],
 )
@@ -737,3 +750,220 @@ def test_threads_of_one_command(line, found):
     head = f"{JOB}#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=8\n"
     head += "#SBATCH --ntasks-per-node=1\n"
     assert (("E403", "warning") in codes(f"{line}\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align a &\nalign b &\nwait\n", ["advice"]),
+        ("gpu_monitor.sh &\npython a.py\nwait\n", []),
+        ("python a.py &\nwait\n", ["warning"]),
+    ],
+)
+def test_wait_for_programs_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E503"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align a &\necho started\n", ["warning"]),
+        ("align a &\nalign b\n", ["advice"]),
+        ("align a &\nalign b\nwait\n", []),
+        ("luigid &\nluigi a\n", []),
+        ("code-server &\necho started\n", []),
+    ],
+)
+def test_a_background_program_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E504"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align a | tee log\n", ["advice"]),
+        ("set -o pipefail\nalign a | tee log\n", []),
+        ("echo a | tee log\n", []),
+        ("align a | sort\n", []),
+    ],
+)
+def test_a_pipe_of_a_program_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E505"] == kinds
+
+
+ARRAY = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --array={}\n"
+
+
+@pytest.mark.parametrize(
+    ("indices", "body", "kinds"),
+    [
+        ("0-3", "A=(a b c)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", ["warning"]),
+        ("1-3", "A=(a b c)\npython a.py ${A[SLURM_ARRAY_TASK_ID]}\n", ["warning"]),
+        ("1-3", "A=(a b c)\npython a.py ${A[$SLURM_ARRAY_TASK_ID-1]}\n", []),
+        ("1-3", "A=(a b c)\npython a.py ${A[$((SLURM_ARRAY_TASK_ID - 1))]}\n", []),
+        ("1-4", "A=(a b c)\ni=$((SLURM_ARRAY_TASK_ID-1))\npython a.py ${A[$i]}\n", ["warning"]),
+        ("0-2%2", "A=(\n  a # one\n  b\n  c\n)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0,5", "A=(a b)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", ["warning"]),
+        ("0-3", "A=(a b)\nA+=(c d)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=($B)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=(data/*)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=({1..4})\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=(a b)\npython a.py ${A[$((SLURM_ARRAY_TASK_ID / 2))]}\n", []),
+    ],
+)
+def test_an_index_beyond_the_end_of_an_array(indices, body, kinds):
+    found = codes(body, ARRAY.format(indices))
+    assert [severity for code, severity in found if code == "E314"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("indices", "body", "found"),
+    [
+        ("1-9", "python a.py\n", True),
+        ("1-9%1", "python a.py\n", False),
+        ("3", "python a.py\n", False),
+        ("1-9", "python a.py $SLURM_ARRAY_TASK_ID\n", False),
+        ("1-9", "wandb agent a\n", False),
+        ("1-9", "python a.py --seed $RANDOM\n", False),
+    ],
+)
+def test_tasks_of_an_array_that_do_the_same(indices, body, found):
+    assert (("E202", "advice") in codes(body, ARRAY.format(indices))) == found
+    other = "import os\nprint(os.environ['SLURM_ARRAY_TASK_ID'])\n"
+    assert "E202" not in dict(codes(body, ARRAY.format(indices), a=other))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("id=$SLURM_ARRAY_TASK_ID\npython a.py $id\n", True),
+        ("./align $SLURM_ARRAY_TASK_ID\n", True),
+        ("echo $SLURM_ARRAY_TASK_ID\n./align\n", False),
+        ("./align ${SLURM_ARRAY_TASK_ID:-0}\n", False),
+        ("# sbatch --array=0-9 job.sh\n./align $SLURM_ARRAY_TASK_ID\n", False),
+        ('if [ -n "$SLURM_ARRAY_TASK_ID" ]; then ./align $SLURM_ARRAY_TASK_ID; fi\n', False),
+    ],
+)
+def test_the_index_of_a_task_without_an_array(body, found):
+    assert (("E407", "advice") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "python", "found"),
+    [
+        ("#SBATCH --gres=gpu:4\n", "python a.py\n", None, True),
+        ("#SBATCH --gres=gpu:4\n", "python a.py\n", "print()\n", True),
+        ("#SBATCH --gres=gpu:4\n", "python a.py\n", "torch.nn.DataParallel(m)\n", False),
+        ("#SBATCH --gres=gpu:1\n", "python a.py\n", None, False),
+        ("#SBATCH --gres=gpu:4\n", "python a.py --gpus 4\n", None, False),
+        ("#SBATCH --gres=gpu:4\n", "python a.py &\npython b.py\nwait\n", None, False),
+        ("#SBATCH --gres=gpu:4\n", "# gpus\npython a.py\n", None, True),
+    ],
+)
+def test_one_process_in_a_job_of_several_gpus(head, body, python, found):
+    beside = {"a": python} if python else {}
+    assert (("E203", "advice") in codes(body, JOB + head, **beside)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "found"),
+    [
+        ("#SBATCH --ntasks=8\n", "python a.py\n", True),
+        ("#SBATCH --ntasks=8\n#SBATCH --nodes=1\n", "python a.py\n", False),
+        ("#SBATCH --ntasks=8\n", "srun python a.py\n", False),
+        ("#SBATCH --ntasks=8\n", "python a.py --jobs $SLURM_NTASKS\n", False),
+        ("#SBATCH --ntasks=1\n", "python a.py\n", False),
+    ],
+)
+def test_tasks_that_nothing_starts(head, body, found):
+    assert (("E201", "advice") in codes(body, f"#!/bin/bash\n{head}")) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "found"),
+    [
+        ("#SBATCH --ntasks=2\n", "srun -n 4 ./a\n", True),
+        ("#SBATCH --ntasks=2\n#SBATCH --cpus-per-task=2\n", "srun -n 4 ./a\n", False),
+        ("#SBATCH --ntasks=4\n", "srun -n 4 ./a\n", False),
+        ("#SBATCH --ntasks=2\n", "srun -n 4 --overcommit ./a\n", False),
+        ("#SBATCH --ntasks=2\n#SBATCH --exclusive\n", "srun -n 4 ./a\n", False),
+    ],
+)
+def test_a_step_of_more_tasks_than_the_job_has_cpus(head, body, found):
+    assert (("E213", "warning") in codes(body, f"#!/bin/bash\n{head}")) == found
+
+
+@pytest.mark.parametrize(("value", "found"), [("24", True), ("30", False), ("24:00:00", False)])
+def test_a_time_limit_in_minutes_that_looks_like_hours(value, found):
+    head = f"#!/bin/bash\n#SBATCH --time={value}\n"
+    assert (("E112", "advice") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py --data $data_dir\n", True),
+        ("data_dir=a\npython a.py --data $data_dir\n", False),
+        ("for data_dir in a b; do python a.py $data_dir; done\n", False),
+        ("python a.py --data $DATA_DIR\n", False),
+        ("python a.py --data ${data_dir:-a}\n", False),
+        ("echo $MASTER_ADDR\npython a.py\n", True),
+    ],
+)
+def test_a_variable_that_only_the_script_can_set(body, found):
+    assert (("E314", "advice") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("./tools/run.sh\n", []),
+        ("./tools/plain.sh\n", [3]),
+        ("bash tools/plain.sh\n", []),
+        ("chmod +x tools/*.sh\n./tools/plain.sh\n", []),
+        ("bash tools/other.sh\n", [3]),
+        ("./tools/other.sh\n", [3]),
+        ("[ -f tools/other.sh ] && bash tools/other.sh\n", []),
+        ("bash elsewhere/other.sh\n", []),
+        ("cd /data\nbash tools/other.sh\n", []),
+        ("source tools/other.sh\n", []),
+    ],
+)
+def test_shell_scripts_that_cannot_run(body, lines):
+    texts = dict.fromkeys(("tools/run.sh", "tools/plain.sh", "job.sh"), "echo\n")
+    files = TextFiles(texts, repository=True)
+    found = lint(JOB + body, path="job.sh", files=files, programs=SlurmOf())
+    assert [finding.line for finding in found if finding.code == "E215"] == lines
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py > runs/a.log\n", True),
+        ("python a.py 2>&1 | tee runs/a.log\n", True),
+        ("mkdir -p runs\npython a.py > runs/a.log\n", False),
+        ("python a.py > tools/a.log\n", False),
+        ("python a.py > a.log\n", False),
+        ("python a.py > /runs/a.log\n", False),
+        ("cd x\npython a.py > runs/a.log\n", False),
+    ],
+)
+def test_a_redirection_into_a_directory_that_nothing_creates(body, found):
+    files = TextFiles({"tools/a.py": "", "a.py": "", "job.sh": ""}, repository=True)
+    seen = lint(JOB + body, path="job.sh", files=files, programs=SlurmOf())
+    assert (("E501", "advice") in {(f.code, str(f.severity)) for f in seen}) == found
+
+
+def test_an_executable_file_on_disk(tmp_path):
+    (tmp_path / "a.sh").write_text("")
+    assert not DiskFiles().is_executable(str(tmp_path / "a.sh"))
+    (tmp_path / "a.sh").chmod(0o755)
+    assert DiskFiles().is_executable(str(tmp_path / "a.sh"))
+
+
+def test_lines_of_a_repository_that_name_a_script(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "job.sh").write_text("job.sh\n")
+    (tmp_path / "submit.sh").write_text("sed s/a/b/ job.sh\nls\n")
+    (tmp_path / "data.bin").write_text("job.sh\n")
+    assert DiskFiles().lines_with(str(tmp_path / "job.sh")) == ("sed s/a/b/ job.sh",)

@@ -23,6 +23,8 @@ from echelon.lint.subject import Started, Subject
 
 _FEW_MIB = 256
 """Less than `import torch` needs."""
+_LIKE_HOURS = frozenset({"4", "6", "8", "12", "24", "36", "48", "72", "96"})
+"""Numbers that are common as hours."""
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -75,6 +77,13 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid time limit. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}=2-12:00:00  # days-hours:minutes:seconds",
+            )
+        elif item.option == "time" and item.value in _LIKE_HOURS:
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"A plain number is in minutes. The job ends after {item.value} minutes.",
+                fix=f"#SBATCH --time={item.value}:00:00  # if these are hours",
+                severity=ADVICE,
             )
 
 
@@ -367,7 +376,7 @@ RULES = (
  #!/bin/bash
 -#SBATCH --gres=gpu:4    # <- here
  #SBATCH --gpus-per-node=4
- python train.py
+ srun python train.py
 """,
     ),
     Rule(

@@ -13,6 +13,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import COUNTING_TASKS, NUMBERS_OF_TASKS, OF_OPTIONS
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
+from echelon.lint.rules.arrays import find_no_array
 from echelon.lint.subject import Subject
 
 _INTERFACE = pattern(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -79,6 +80,7 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several:
         return
     yield from _no_tasks(subject)
+    yield from find_no_array(subject)
     assigned = {assignment.name for assignment in subject.assignments}
     words = [
         (one.launch.path, word)
@@ -92,10 +94,6 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     for path, word in words:
         for use in word.uses:
             option = OF_OPTIONS.get(use.name)
-            if use.name == "SLURM_ARRAY_TASK_ID" and not _has_array(subject, assigned):
-                yield replace(
-                    _unset(Place(path, use.line), use.name, "", "array"), severity=ADVICE
-                )  # sbatch may get the option on its command line
             if option is None or use.guarded or use.name in assigned:
                 continue
             given = subject.directives.last(option)
@@ -124,14 +122,6 @@ def _no_tasks(subject: Subject) -> Iterator[Hit]:
                 and assignment.name in subject.exported
             ):
                 yield _unset(assignment, name, "", "ntasks")
-
-
-def _has_array(subject: Subject, assigned: set[str]) -> bool:
-    return (
-        subject.directives.last("array") is not None
-        or "SLURM_ARRAY_TASK_ID" in assigned
-        or _shown_with_sbatch(subject, "array")
-    )
 
 
 def _shown_with_sbatch(subject: Subject, option: str) -> bool:

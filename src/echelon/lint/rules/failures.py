@@ -6,24 +6,30 @@ from collections.abc import Iterator
 from echelon.lint.bash import Command, Shell, Where
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
-_SERVER = pattern(
+SERVER = pattern(
     r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
     r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
     r"\bnvidia-smi\b.* (-l|--loop|dmon|pmon)|-m http\.server|\bmlflow (ui|server)\b|"
     r"\bollama serve\b|\bredis-server\b|\btail -[fF]\b"
 )
 """Programs that run until something ends them."""
+_HELPS = pattern(
+    r"(?i)monitor|server?\b|daemon|\bserve\b|watch|log|util|stat\b|tunnel|proxy|dashboard|xvfb|"
+    r"redis|mongod|postgres|jupyter|code|nohup|scheduler|worker|ray\b|dask|mps-control"
+)
+"""Programs that run beside the work of a job."""
 _ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)(?:@\d+)?")
 """A signal that Slurm sends to the job script, not to its steps."""
 _IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
 """Signals that do not end a process."""
+_NOT_WORK = QUIET | {"cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk"}
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -32,11 +38,11 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     functions = training_functions(batch)
-    background = [
-        c
-        for c in batch.commands
-        if c.background and (starts(c) or runs_script(c) or c.name in functions)
-    ]
+    known = [c for c in batch.commands if starts(c) or runs_script(c) or c.name in functions]
+    background = [c for c in known if c.background]
+    unknown = [c for c in batch.commands if c.background and not _is_helper(c)]
+    severity = None if background else ADVICE
+    background = background or unknown
     waits = [c for c in batch.commands if c.name == "wait" and not c.function]
     bare = [c for c in waits if len(c.words) == 1]
     if not background or len(bare) != len(waits):
@@ -52,7 +58,14 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
                 "failed.",
                 fix="pids+=($!)  # after each &, then replace wait with:\n"
                 'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
+                severity=severity,
             )
+
+
+def _is_helper(command: Command) -> bool:
+    """Tell whether a background command serves others, or is not the work of the job."""
+    quiet = command.name in QUIET | {"ssh", "cp", "rsync", "cat", "tail", "nvidia-smi", "wait"}
+    return quiet or bool(SERVER.search(command.text) or _HELPS.search(command.text))
 
 
 def find_endless_wait(subject: Subject) -> Iterator[Hit]:
@@ -62,10 +75,10 @@ def find_endless_wait(subject: Subject) -> Iterator[Hit]:
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     if any(c.name in _ENDS_OTHERS for c in batch.commands):
         return
-    servers = [c for c in plain if c.background and _SERVER.search(c.text)]
+    servers = [c for c in plain if c.background and SERVER.search(c.text)]
     if any("jupyter" in c.text for c in servers):
         return  # a person works with it, as long as the job runs
-    others = [c for c in plain if starts(c) and not _SERVER.search(c.text)]
+    others = [c for c in plain if starts(c) and not SERVER.search(c.text)]
     waits = [c for c in plain if c.name == "wait" and len(c.words) == 1 and c.certain]
     if servers and others and waits and waits[-1].line > servers[-1].line:
         yield Hit(
@@ -98,6 +111,7 @@ def find_missing_wait(subject: Subject) -> Iterator[Hit]:
     functions = training_functions(batch)
     background = [c for c in commands if c.background and (starts(c) or c.name in functions)]
     if not background:
+        yield from _unfinished(batch, commands)
         return
     last = background[-1]
     after = [
@@ -113,6 +127,23 @@ def find_missing_wait(subject: Subject) -> Iterator[Hit]:
         )
 
 
+def _unfinished(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
+    """Find a program in the background that lint does not know, without `wait` after it."""
+    background = [c for c in commands if c.background and not _is_helper(c)]
+    if not background or any(c.name in ("wait", "fg", "tail") for c in batch.commands):
+        return
+    last = background[-1]
+    after = [c for c in commands if c.line >= last.line and not c.background]
+    same = [c for c in after[-1:] if c.name == last.name]
+    if same or all(c.name in QUIET - {"sleep", "kill"} for c in after):
+        yield Hit(
+            at=last,
+            what="If this command still runs when the script ends, Slurm kills it.",
+            fix="wait  # as the last line",
+            severity=ADVICE if same else WARNING,
+        )
+
+
 def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or "PIPESTATUS" in subject.text:
@@ -125,7 +156,9 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         into = command.piped_into[:1]
         known = (command.path, command.line) in launched and begins
         script = runs_script(command) and not command.substituted and not command.background
-        if (known or script) and into and into[0] not in _HARMLESS_PIPES:
+        other = into == ("tee",) and not (command.substituted or command.background)
+        other = other and command.name not in _NOT_WORK
+        if ((known or script) and into and into[0] not in _HARMLESS_PIPES) or other:
             yield Hit(
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
@@ -133,6 +166,7 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
                 fix="set -o pipefail  # near the top of the script"
                 if command.where is Where.BATCH
                 else "set -o pipefail; …  # at the start of the inner script",
+                severity=None if known or script else ADVICE,
             )
 
 

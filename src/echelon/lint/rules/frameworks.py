@@ -25,6 +25,7 @@ def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
         return
     if any(_OTHER_MPI.search(c.text) for c in batch.commands if c.name in ("module", "ml")):
         return
+    yield from _large_steps(subject, tasks)
     for command in batch.commands:
         count = _processes(command)
         if count and count > tasks and not _MORE_SLOTS.search(command.text):
@@ -32,6 +33,22 @@ def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"{command.name} starts {count} processes, but the job has "
                 f"{counted(tasks, 'task')}. Open MPI fails with 'not enough slots available'.",
+                fix=f"#SBATCH --ntasks={count}",
+            )
+
+
+def _large_steps(subject: Subject, tasks: int) -> Iterator[Hit]:
+    """Find steps with more tasks than the job has CPUs."""
+    cpus, nodes = subject.job.cpus_per_task or 1, subject.job.fewest_nodes
+    whole = any(map(subject.directives.last, ("exclusive", "ntasks-per-node", "cpus-per-gpu")))
+    for command, options, _ in subject.sruns if not whole and nodes in (None, 1) else ():
+        count = options["ntasks"].number if "ntasks" in options else None
+        free = {"overcommit", "oversubscribe", "O", "jobid", "hint", "threads-per-core"}
+        if count and count > tasks * cpus and not free & set(options):
+            yield Hit(
+                at=command,
+                what=f"The step has {count} tasks, but the job has {counted(tasks * cpus, 'CPU')}. "
+                "srun fails with 'More processors requested than permitted'.",
                 fix=f"#SBATCH --ntasks={count}",
             )
 

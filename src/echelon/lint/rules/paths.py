@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell
-from echelon.lint.files import Place
+from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
@@ -15,6 +15,7 @@ _HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\[\s*(-[nz]\s+)?\"?\
 """Scripts that look for their directory in another way."""
 _SUBMITS = pattern(r"\bsbatch\b")
 _PLAIN = pattern(r"(?:\./)?[A-Za-z0-9_][\w./+-]*\.py")
+_SHELL_SCRIPT = pattern(r"(?:\./)?[A-Za-z0-9_][\w./+-]*\.(?:sh|bash)")
 _CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
 _TEMPLATE = pattern(r"template|your|my_?script", re.IGNORECASE)
 _DEFAULT = pattern(r"\$\{(\w+):?-\"?\$\(")
@@ -78,6 +79,8 @@ def _runs_always(batch: Shell, inner: Command) -> bool:
 
 
 def find_missing_scripts(subject: Subject) -> Iterator[Hit]:
+    yield from _not_executable(subject)
+    yield from _missing_shell_scripts(subject)
     wanted: dict[str, list[Place]] = {}
     for launch in (one.launch for one in subject.started if one.python is None):
         word = launch.program
@@ -104,6 +107,51 @@ def find_missing_scripts(subject: Subject) -> Iterator[Hit]:
                 "starts in another directory.",
                 fix="correct the name, or change to the directory of the file before",
             )
+
+
+def _missing_shell_scripts(subject: Subject) -> Iterator[Hit]:
+    """Find scripts that bash is to run, and that are not in the repository."""
+    batch = subject.batch
+    told = set[str]()
+    for command in batch.commands if batch else ():
+        run = command.arguments[:1] if command.name in ("bash", "sh") else command.words[:1]
+        path = run[0].text if run and run[0].known and not run[0].uses else ""
+        name = path.rpartition("/")[2]
+        by_path = "/" in path or command.name in ("bash", "sh")
+        if not _SHELL_SCRIPT.fullmatch(path) or path in told or not by_path:
+            continue
+        told.add(path)
+        names = subject.files.names(subject.path) if _stays_in_repository(subject) else None
+        folders = path.removeprefix("./").split("/")[:-1]
+        if names is None or name in names or not {f"{folder}/" for folder in folders} <= names:
+            continue
+        if not _TEMPLATE.search(name) and len(re.findall(re.escape(name), subject.text)) == 1:
+            yield Hit(
+                at=command,
+                what=f"No file in this repository is named {name}. Bash fails unless the job "
+                "starts in another directory.",
+                fix="correct the name, or change to the directory of the file before",
+            )
+
+
+def _not_executable(subject: Subject) -> Iterator[Hit]:
+    """Find files that the script runs by their path, and that are not executable."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or "chmod" in batch.text:
+        return
+    for command in batch.commands:
+        path = command.words[0].text if command.words else ""
+        if not re.fullmatch(r"(?:\./)?[\w.-]+(?:/[\w.-]+)+", path) or not command.words[0].known:
+            continue
+        places = {beside(base, path) for base in (subject.path, "")}
+        found = [place for place in places if subject.files.read(place) is not None]
+        if found and not any(map(subject.files.is_executable, found)):
+            yield Hit(
+                at=command,
+                what=f"{path} is not executable: 'Permission denied'.",
+                fix=f"chmod +x {path}  # or call it with its interpreter",
+            )
+            return
 
 
 def _stays_in_repository(subject: Subject) -> bool:
@@ -135,12 +183,12 @@ RULES = (
     ),
     Rule(
         code="E215",
-        title="Python script that does not exist",
+        title="script that does not exist or is not executable",
         severity=WARNING,
         check=find_missing_scripts,
-        why="Python exits at once if the script does not exist. Lint reports a script only if no "
-        "file of that name is in the git repository of the job script, and if no command may "
-        "create it or change the directory.",
+        why="Python and bash exit at once if the script does not exist. Lint reports a script only "
+        "if no file of that name is in the git repository of the job script, and if no command "
+        "may create it or change the directory.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.arrays import find_short_arrays
 from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
@@ -93,6 +94,7 @@ def _quoted_home(subject: Subject) -> Iterator[Hit]:
 
 
 def find_never_set(subject: Subject) -> Iterator[Hit]:
+    yield from find_short_arrays(subject)
     if not subject.is_job or sources_others(subject):
         return
     if any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells):
@@ -129,6 +131,15 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                     "has a similar name.",
                     fix=f"${near}",
                 )
+            elif path == subject.path and _is_own(subject, name):
+                told.add(name)
+                yield Hit(
+                    at=Place(path, use.line),
+                    what=f"`${name}` is empty unless it comes from outside: the script does not "
+                    "set it.",
+                    fix=f"{name}=…",
+                    severity=ADVICE,
+                )
 
 
 def _stops_at(subject: Subject, name: str) -> bool:
@@ -140,6 +151,14 @@ def _stops_at(subject: Subject, name: str) -> bool:
     return not name.endswith("_proxy") and not re.search(
         words, "\n".join(shell.text for shell in subject.shells)
     )
+
+
+def _is_own(subject: Subject, name: str) -> bool:
+    """Tell whether only the script can set a variable: a name in lower case, or a rendezvous."""
+    chosen = name.lower() == name or name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+    own = rf"\b(?:for|export|select)\s+{name}\b|\b{name}\+?=|\b{name}\[|-[vz]\s+\S{{0,3}}{name}\b"
+    texts = [shell.text for shell in subject.shells]
+    return chosen and not name.endswith("_proxy") and not re.search(own, "\n".join(texts))
 
 
 def _nearest(name: str, unread: set[str]) -> str:
