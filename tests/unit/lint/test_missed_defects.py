@@ -967,3 +967,30 @@ def test_lines_of_a_repository_that_name_a_script(tmp_path):
     (tmp_path / "submit.sh").write_text("sed s/a/b/ job.sh\nls\n")
     (tmp_path / "data.bin").write_text("job.sh\n")
     assert DiskFiles().lines_with(str(tmp_path / "job.sh")) == ("sed s/a/b/ job.sh",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "body", "found"),
+    [
+        (2, "virtualenv --no-download $SLURM_TMPDIR/env\nsrun python a.py\n", True),
+        (1, "virtualenv --no-download $SLURM_TMPDIR/env\nsrun python a.py\n", False),
+        (2, "virtualenv ~/env\nsrun python a.py\n", False),
+        (2, "srun -n2 virtualenv $SLURM_TMPDIR/env\nsrun python a.py\n", False),
+    ],
+)
+def test_an_environment_on_the_first_node(nodes, body, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=1\n"
+    assert (("E408", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "found"), [("#SBATCH --ntasks-per-node=1\n", True), ("#SBATCH --ntasks=1\n", False)]
+)
+def test_lightning_without_srun(head, found):
+    python = "import lightning\nlightning.Trainer(devices=2)\n"
+    assert (("E214", "warning") in codes("python a.py\n", JOB + head, a=python)) == found
+
+
+def test_programs_behind_others():
+    assert ("E507", "advice") in codes("time mpirun ./a\ntime mpirun ./b\n")
+    assert ("E507", "advice") not in codes("time sleep 3\ntime mpirun ./b\n")

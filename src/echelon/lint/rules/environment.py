@@ -29,6 +29,7 @@ _TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
 _DEVICES = pattern(r"\d+(,\d+)*")
+_MAKES_ENV = pattern(r"\b(?:virtualenv|-m venv|venv-pack|conda-unpack)\b.*SLURM_TMPDIR")
 _HOOK = 'eval "$(conda shell.bash hook)"'
 
 
@@ -168,6 +169,7 @@ def find_not_activated(subject: Subject) -> Iterator[Hit]:
                 fix=command.text.removesuffix(f".{other[1]}"),
             )
     yield from _unready_conda(subject)
+    yield from _made_on_one_node(subject)
 
 
 def _unready_conda(subject: Subject) -> Iterator[Hit]:
@@ -191,6 +193,24 @@ def _unready_conda(subject: Subject) -> Iterator[Hit]:
                 "script continues with another Python.",
                 fix=f"{_HOOK}  # before this line",
                 edits=_before(subject, command),
+            )
+            return
+
+
+def _made_on_one_node(subject: Subject) -> Iterator[Hit]:
+    """Find an environment on the disk of the first node, in a job of several nodes."""
+    batch = subject.batch
+    if batch is None or not subject.job.several_nodes or not subject.sruns:
+        return
+    if any(_MAKES_ENV.search(" ".join(w.text for w in words)) for _, _, words in subject.sruns):
+        return
+    for command in (c for c in batch.commands if c.where is Where.BATCH and c.name != "srun"):
+        if _MAKES_ENV.search(command.text):
+            yield Hit(
+                at=command,
+                what="The script makes this environment on the first node only. Steps on the "
+                f"other {counted((subject.job.fewest_nodes or 2) - 1, 'node')} do not find it.",
+                fix=f"srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 {command.name} …",
             )
             return
 

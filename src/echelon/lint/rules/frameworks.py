@@ -66,8 +66,10 @@ def _processes(command: Command) -> int | None:
 def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
         launch, python = one.launch, one.python
-        if python is None or launch.srun is None or launch.launcher is not None or launch.mpi:
+        if python is None or launch.launcher is not None or launch.mpi:
             continue
+        if launch.srun is None and not subject.directives.last("ntasks-per-node"):
+            continue  # Lightning compares only what Slurm tells the process
         if not re.search(r"import (pytorch_)?lightning|from (pytorch_)?lightning", python.text):
             continue
         for call in python.calls("Trainer"):

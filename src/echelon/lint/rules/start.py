@@ -16,7 +16,7 @@ from echelon.lint.facts import (
     uses_gpus,
     uses_several_gpus,
 )
-from echelon.lint.files import Place, beside
+from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
@@ -27,8 +27,9 @@ from echelon.lint.python_script import (
     origin,
     values_of,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_same_tasks
+from echelon.lint.rules.idle import find_single_process, find_unused_tasks
 from echelon.lint.rules.nodes import render_hostfile
 from echelon.lint.subject import Started, Subject
 
@@ -58,15 +59,6 @@ _WORLD_OF_SLURM = pattern(
     r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
 )
 """A world size that the script takes from Slurm in any case."""
-_SEVERAL = pattern(
-    r"(?i)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
-    r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|&[ \t]*$|tensor_parallel|"
-    r"device_map"
-)
-"""Text of scripts that may use several GPUs."""
-_USES_TASKS = pattern(
-    r"(?i)NTASKS|NPROCS|mpi|parallel|xargs|nproc|horovod|&[ \t]*$|dask|ray\b|-np\b"
-)
 _NUMBERS_OF_TASKS = frozenset(
     {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 )
@@ -74,6 +66,7 @@ _NUMBERS_OF_TASKS = frozenset(
 
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     yield from _one_of_several_tasks(subject)
+    yield from find_unused_tasks(subject)
     if not subject.is_job or not subject.job.several_nodes:
         return
     yield from _ray_on_one_node(subject)
@@ -117,7 +110,6 @@ def _one_of_several_tasks(subject: Subject) -> Iterator[Hit]:
     )
     if not subject.is_job or subject.job.several_nodes or tasks < 2 or spread:
         return
-    yield from _unused_tasks(subject, tasks)
     for one in subject.started:
         python, launch = one.python, one.launch
         if python is None or launch.launcher or launch.command.background or spawns(python):
@@ -130,24 +122,6 @@ def _one_of_several_tasks(subject: Subject) -> Iterator[Hit]:
                 fix=_started_by_srun(one),
             )
             return
-
-
-def _unused_tasks(subject: Subject, tasks: int) -> Iterator[Hit]:
-    """Find tasks that nothing starts, and that may be on other nodes than the process."""
-    total = subject.directives.last("ntasks")
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
-    if total is None or subject.directives.last("nodes") or not subject.started:
-        return
-    if any(one.launch.launcher for one in subject.started):
-        return
-    if not any(_USES_TASKS.search(line) for line in code if not line.lstrip().startswith("#")):
-        yield Hit(
-            at=Place(subject.path, total.line),
-            what=f"The script starts no step, so one process runs. Slurm may spread the CPUs of "
-            f"the {tasks} tasks over several nodes, and the process gets those of the first.",
-            fix=f"#SBATCH --ntasks=1\n#SBATCH --cpus-per-task={tasks}",
-            severity=ADVICE,
-        )
 
 
 def _installs(launch: Launch) -> bool:
@@ -284,34 +258,10 @@ def _once_per_node(subject: Subject, launch: Launch) -> str:
     return f"#SBATCH --ntasks-per-node=1{instead}"
 
 
-def _one_process(subject: Subject) -> Iterator[Hit]:
-    """Find a single process in a job with several GPUs, if nothing says that it uses them."""
-    gpus, started = subject.job.gpus_per_node or 0, subject.started
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
-    if not subject.is_job or gpus < 2 or subject.job.several_nodes or len(started) != 1:
-        return
-    one = started[0]
-    if one.launch.launcher or one.launch.mpi or one.launch.elsewhere or one.launch.srun is not None:
-        return
-    if any(_SEVERAL.search(line) for line in code if not line.lstrip().startswith("#")):
-        return
-    python = one.python
-    if python and (may_use_all_gpus(python) or uses_several_gpus(python) or spawns(python)):
-        return
-    if python is None or not python.is_distributed:
-        yield Hit(
-            at=one.launch,
-            what=f"The job has {gpus} GPUs, and this command starts one process. Unless it uses "
-            "several GPUs itself, the others are idle.",
-            fix="#SBATCH --gpus-per-node=1  # or start one process per GPU",
-            severity=ADVICE,
-        )
-
-
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
     if sets_visible_devices(subject):
         return
-    yield from _one_process(subject)
+    yield from find_single_process(subject)
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node

@@ -95,6 +95,7 @@ _OWN_SOURCE = pattern(
     r"(?:source|\.) (?!\S*(?:activate|rc$|profile|conda|env|modules?|init))[\w./-]*\w+(?: .*)?"
 )
 """A file of the project, which may contain `set -e`."""
+_BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "stdbuf", "env"})
 _KEEPS = frozenset({"wait", "wandb", "ray"})
 """Last commands that wait for others, or that stop them."""
 _OR_TRUE = pattern(r"\|\|[ \t]*(true|:|echo\b[^|&;]*)[ \t]*(?:#.*)?$")
@@ -369,7 +370,11 @@ def _works(batch: Shell, command: Command) -> bool:
         return not exits and any(c.name not in _AROUND | {command.name} for c in inside)
     if command.name in _INTERPRETERS | _RUNNERS.keys():
         return _runs_program(command)
-    return command.name not in _AROUND and not is_text(command) and not SERVER.search(command.text)
+    name = command.name
+    if name in _BEFORE_PROGRAMS:
+        words = (w.text.rpartition("/")[2] for w in command.arguments)
+        name = next((word for word in words if word[:1] not in "-0123456789"), "time")
+    return name not in _AROUND and not is_text(command) and not SERVER.search(command.text)
 
 
 def _tolerated(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
