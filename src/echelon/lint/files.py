@@ -6,6 +6,7 @@ A protocol, because tests lint scripts that exist only in memory.
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ _LARGEST_BYTES = 1_000_000
 """Larger files are data, not scripts."""
 _MOST_NAMES = 20_000
 """Maximum number of entries of a repository to read."""
+_EXECUTABLE = 0o111
 _MOST_BYTES = 20_000_000
 """Maximum size of the files to search for a name."""
 _LONGEST_LINE = 1000
@@ -42,7 +44,8 @@ class Files(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
-    def is_executable(self, path: str) -> bool: ...
+    def is_executable(self, path: str) -> bool:
+        """Tell whether a file is executable, or the modes of its repository are not kept."""
 
     def names(self, path: str) -> frozenset[str] | None:
         """Return the names of all files and folders in the git repository that contains a file.
@@ -85,7 +88,12 @@ class DiskFiles:
 
     def is_executable(self, path: str) -> bool:
         try:
-            return bool(Path(path).stat().st_mode & 0o111)
+            root = _root_of(path)
+            if Path(path).stat().st_mode & _EXECUTABLE or root is None:
+                return True
+            places = islice(root.rglob("*"), _MOST_NAMES)
+            files = (place for place in places if place.is_file() and ".git" not in place.parts)
+            return not any(place.stat().st_mode & _EXECUTABLE for place in files)
         except (OSError, ValueError):
             return True
 

@@ -890,7 +890,7 @@ def test_tasks_that_nothing_starts(head, body, found):
     ],
 )
 def test_a_step_of_more_tasks_than_the_job_has_cpus(head, body, found):
-    assert (("E213", "warning") in codes(body, f"#!/bin/bash\n{head}")) == found
+    assert (("E213", "advice") in codes(body, f"#!/bin/bash\n{head}")) == found
 
 
 @pytest.mark.parametrize(("value", "found"), [("24", True), ("30", False), ("24:00:00", False)])
@@ -955,10 +955,15 @@ def test_a_redirection_into_a_directory_that_nothing_creates(body, found):
 
 
 def test_an_executable_file_on_disk(tmp_path):
-    (tmp_path / "a.sh").write_text("")
-    assert not DiskFiles().is_executable(str(tmp_path / "a.sh"))
-    (tmp_path / "a.sh").chmod(0o755)
-    assert DiskFiles().is_executable(str(tmp_path / "a.sh"))
+    plain = tmp_path / "a.sh"
+    plain.write_text("")
+    assert DiskFiles().is_executable(str(plain))  # no repository
+    (tmp_path / ".git").mkdir()
+    assert DiskFiles().is_executable(str(plain))  # the modes may be lost
+    (tmp_path / "b.sh").write_text("")
+    (tmp_path / "b.sh").chmod(0o755)
+    assert not DiskFiles().is_executable(str(plain))
+    assert DiskFiles().is_executable(str(tmp_path / "b.sh"))
 
 
 def test_lines_of_a_repository_that_name_a_script(tmp_path):
@@ -994,3 +999,22 @@ def test_lightning_without_srun(head, found):
 def test_programs_behind_others():
     assert ("E507", "advice") in codes("time mpirun ./a\ntime mpirun ./b\n")
     assert ("E507", "advice") not in codes("time sleep 3\ntime mpirun ./b\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "found"),
+    [
+        ("", "singularity exec --nv a.sif ./a\n", True),
+        ("", "singularity exec a.sif ./a\n", False),
+        ("#SBATCH --gres=gpu:1\n", "singularity exec --nv a.sif ./a\n", False),
+        ("#SBATCH --partition=gpu\n", "apptainer exec --nv a.sif ./a\n", False),
+    ],
+)
+def test_a_container_with_gpus_that_the_job_does_not_have(head, command, found):
+    assert (("E118", "advice") in codes(command, JOB + head)) == found
+
+
+def test_exit_0_after_an_error_message():
+    script = 'if [ ! -f in ]; then\n  echo "in is missing"\n  exit 0\nfi\nset -e\n./a\n'
+    assert ("E507", "advice") in codes(script)
+    assert ("E507", "advice") not in codes(script.replace("in is missing", "done"))

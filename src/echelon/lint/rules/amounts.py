@@ -17,7 +17,7 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, Severity
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severity
 from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Started, Subject
 
@@ -25,6 +25,7 @@ _FEW_MIB = 256
 """Less than `import torch` needs."""
 _LIKE_HOURS = frozenset({"4", "6", "8", "12", "24", "36", "48", "72", "96"})
 """Numbers that are common as hours."""
+_CONTAINERS = ("singularity", "apptainer")
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -265,12 +266,20 @@ def find_no_gpus(subject: Subject) -> Iterator[Hit]:
         if any(name.startswith("gpu") or "tres" in name for name in launch.srun or ()):
             continue
         if sign := _uses_gpus(one):
-            yield Hit(
-                at=launch,
-                what=f"{sign}, but the job requests no GPUs. Most clusters then give it none.",
-                fix="#SBATCH --gpus-per-node=…",
-            )
+            yield _no_gpus(launch, sign)
             return
+    for command in subject.commands:
+        if command.name in _CONTAINERS and any(w.text == "--nv" for w in command.arguments):
+            yield _no_gpus(command, f"{command.name} gets `--nv`")
+            return
+
+
+def _no_gpus(at: Located, sign: str) -> Hit:
+    return Hit(
+        at=at,
+        what=f"{sign}, but the job requests no GPUs. Most clusters then give it none.",
+        fix="#SBATCH --gpus-per-node=…",
+    )
 
 
 def _uses_gpus(one: Started) -> str:

@@ -8,7 +8,7 @@ from echelon.core.units import counted
 from echelon.lint.bash import Command, Where
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript, constant, keyword
-from echelon.lint.rule import WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _MPI = frozenset({"mpirun", "mpiexec", "orterun"})
@@ -50,6 +50,7 @@ def _large_steps(subject: Subject, tasks: int) -> Iterator[Hit]:
                 what=f"The step has {count} tasks, but the job has {counted(tasks * cpus, 'CPU')}. "
                 "srun fails with 'More processors requested than permitted'.",
                 fix=f"#SBATCH --ntasks={count}",
+                severity=ADVICE,  # some clusters allocate whole nodes
             )
 
 

@@ -190,15 +190,19 @@ def _message_status(batch: Shell) -> Iterator[Hit]:
     """Find `exit` without a number after an error message, whose status is the job's."""
     commands = batch.commands
     for number, command in enumerate(commands):
-        if command.text != "exit" or command.certain or command.substituted:
+        text = command.text
+        if text not in ("exit", "exit 0") or command.certain or command.substituted:
             continue
         messages = takewhile(lambda c: c.name in ("echo", "printf"), reversed(commands[:number]))
         if any(_COMPLAINS.search(c.text) and not c.certain for c in messages):
             yield Hit(
                 at=command,
                 what="After this error, the job is COMPLETED: `exit` without a number ends it with "
-                "the status of the message.",
+                "the status of the message."
+                if text == "exit"
+                else "After this error, the job is COMPLETED, because the status is 0.",
                 fix="exit 1",
+                severity=None if text == "exit" else ADVICE,
             )
 
 
