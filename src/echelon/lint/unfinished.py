@@ -17,7 +17,7 @@ _FOLDER = pattern(
     r"(?i)templates?|fixtures?|test_?data|expected\w*|golden|snapshots?|references?|cookiecutter.*"
 )
 _FILLED_IN = pattern(
-    r"\{%-?\s*[a-z]\w*|\{\{[^.{}\n][^{}\n]*\}\}|<%[=-]?\s|(?<![\w@])@[A-Z][A-Z_]+@|\{\{\{"
+    r"(?m)^\s{0,9}```\s{0,9}\w{0,9}$|\{%-?\s*[a-z]\w*|\{\{[^.{}\n][^{}\n]*\}\}|<%[=-]?\s|(?<![\w@])@[A-Z][A-Z_]+@|\{\{\{"
 )
 """Parts of a text that another program replaces."""
 _TOLD = pattern(

@@ -921,3 +921,55 @@ def test_a_background_command_that_may_not_run(line, kind):
 def test_a_login_shell_may_know_conda(shell, found):
     script = f"#!/bin/{shell}\n#SBATCH --nodes=1\nconda activate a\npython a.py\n"
     assert severities(script, "E408") == found
+
+
+@pytest.mark.parametrize(
+    ("before", "launch", "kind"),
+    [
+        ("", "srun torchrun --nproc_per_node=2 --standalone a.py", "error"),
+        ("if [ -f b ]; then ", "srun torchrun --nproc_per_node=2 --standalone a.py; fi", "warning"),
+        (
+            "",
+            "srun bash -c 'torchrun --nproc_per_node=2 --node_rank=$SLURM_PROCID a.py'",
+            "warning",
+        ),
+        ("#SBATCH --gpus-per-task=2\n", "srun torchrun --nproc_per_node=2 a.py", "warning"),
+    ],
+)
+def test_launchers_that_are_nodes_of_their_own(before, launch, kind):
+    script = f"{JOB}#SBATCH --ntasks-per-node=2\n{before}{launch}\n"
+    assert severities(script, "E202") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"), [("", "error"), ("[ -f b ] && ", "warning"), ("for i in 1; do ", "error")]
+)
+def test_a_launcher_without_srun_that_may_not_run(before, kind):
+    end = "; done" if "do" in before else ""
+    script = f"#!/bin/bash\n#SBATCH --nodes=2\n{before}torchrun --nnodes=2 a.py{end}\n"
+    assert severities(script, "E201") == [kind]
+
+
+@pytest.mark.parametrize(("call", "kind"), [("load()", "error"), ("", "warning")])
+def test_a_loader_in_a_function_that_nothing_calls(call, kind):
+    python = (
+        "from torch.utils.data import DataLoader, DistributedSampler\n"
+        "def load():\n    sampler = DistributedSampler([1])\n"
+        f"    return DataLoader([1], shuffle=True, sampler=sampler)\n{call}\n"
+    )
+    assert severities(f"{JOB}python a.py\n", "E601", a=python) == [kind]
+
+
+def test_backends_of_other_packages():
+    python = "import torch.distributed as dist\ndist.init_process_group('mccl')\n"
+    assert severities(f"{JOB}python a.py\n", "E624", a=python) == []
+
+
+@pytest.mark.parametrize("line", ["import six.moves.builtins", "gettext.install('a')", "vars()"])
+def test_names_that_a_script_may_define_otherwise(line):
+    assert severities(f"{JOB}python a.py\n", "E626", a=f"{line}\nprint(nothing)\n") == []
+
+
+def test_a_document_with_scripts():
+    script = f"{JOB}#SBATCH --mem=lots\npython a.py\n# ```\n```bash\nls\n```\n"
+    assert ("E111", "warning") in in_repository(script)

@@ -133,7 +133,9 @@ def _constant_test(python: PythonScript, test: ast.expr) -> bool | None:
 
 def _undefined(python: PythonScript) -> dict[str, list[ast.Name]]:
     if re.search(
-        r"import \*|\bbuiltins\b|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text
+        r"import\s?\*|builtins?\b|globals\(\)|exec\(|__getattr__|NameError|(?:locals|vars)\(\)|"
+        r"\.install\(|setattr\(sys",
+        python.text,
     ):
         return {}
     try:

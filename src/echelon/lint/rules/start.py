@@ -98,7 +98,9 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             + (" It waits for the other nodes until it times out." if waits else ""),
             fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
-            severity=None if one.launch.launcher or one.python is not None else WARNING,
+            severity=None
+            if (one.launch.launcher or one.python is not None) and _runs(one.launch)
+            else WARNING,
         )
 
 
@@ -185,7 +187,20 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
+                severity=None if _runs(launch) and not _has_own_gpus(launch) else WARNING,
             )
+
+
+def _runs(launch: Launch) -> bool:
+    """Tell whether the job always runs a command."""
+    return launch.command.certain or launch.command.looped or bool(launch.command.piped_into)
+
+
+def _has_own_gpus(launch: Launch) -> bool:
+    """Tell whether each task may be a node of its own for a launcher."""
+    option = launch.launcher.option("node-rank", "machine-rank") if launch.launcher else None
+    by_task = option is not None and "SLURM_PROCID" in {*option.names, option.text.strip("${}")}
+    return by_task or bool(launch.amounts.gpus_per_task)
 
 
 def _same_work(subject: Subject) -> Iterator[Hit]:
@@ -337,7 +352,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}",
                 # Ranks that lint cannot read may share a GPU, or use none.
-                severity=None if one.python is not None else WARNING,
+                severity=None if one.python is not None and _runs(launch) else WARNING,
             )
 
 
