@@ -608,6 +608,7 @@ def test_a_directory_whose_dollar_sign_is_missing(body, found):
         ("say() {\n  echo $1\n}\nsay a\nalign b\n", []),
         ("check() {\n  [ -f $1 ] || exit 1\n}\ncheck a\nalign b\n", []),
         ("source tools.sh\nalign reads.fa\ncount reads.sam\n", []),
+        ("source /opt/tools.sh\nalign reads.fa\ncount reads.sam\n", ["advice"]),
         ("Align = 4\ncount reads.sam\n", []),
         ("module load aligner\necho done\n", []),
     ],

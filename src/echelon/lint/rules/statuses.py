@@ -92,7 +92,7 @@ _AROUND = (
 )
 """Commands that are not the work of a job."""
 _OWN_SOURCE = pattern(
-    r"(?:source|\.) (?!\S*(?:activate|rc$|profile|conda|env|modules?|init))[\w./-]*\w+(?: .*)?"
+    r"(?:source|\.) (?!/|\S*(?:activate|rc$|profile|conda|env|modules?|init))[\w./-]*\w+(?: .*)?"
 )
 """A file of the project, which may contain `set -e`."""
 _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "stdbuf", "env"})
@@ -344,7 +344,7 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
         return
     work = [c for c in plain if c.unchecked and not c.background and _works(batch, c)]
     lost = [c for c in work if c.line < end.line and end.certain and not end.background]
-    lost = [c for c in lost if starts(c) or _runs_program(c)] or lost
+    known = [c for c in lost if starts(c) or _runs_program(c)]
     if any(c.name in _ENDS_JOB for c in plain) or is_text(end):
         return
     if lost and end.name in _ENDING and not _lists(end):
@@ -354,7 +354,7 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             f"{end.line}) succeeds afterwards."
         )
     elif lost:
-        command = lost[0]
+        command = (known or lost)[0]
         what = (
             "If this command fails, the script continues. The job has the status of its last "
             f"command (line {end.line})."
