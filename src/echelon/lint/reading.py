@@ -85,6 +85,8 @@ class _Context:
     piped_into: tuple[str, ...] = ()
     piped: bool = False
     stdin: Word | None = None
+    more: tuple[Word, ...] = ()
+    """Arguments of a command that are behind a redirection."""
 
 
 class _Reader:
@@ -214,6 +216,7 @@ class _Reader:
         body = node.child_by_field_name("body")
         heredoc, target = None, ""
         later: tuple[str, ...] = ()
+        more: list[Word] = []
         for redirect in _redirects(node):
             if redirect.type == "heredoc_redirect":
                 heredoc = self._words.heredoc(redirect) or heredoc
@@ -225,6 +228,9 @@ class _Reader:
                 )
             elif redirect.type == "file_redirect":
                 target = self._target(redirect) or target
+                # The grammar takes the words after a redirection for further targets of it.
+                behind = redirect.children_by_field_name("destination")[1:]
+                more += [word for child in behind for word in self._words.word(child)]
             for child in redirect.named_children:
                 if child.type in ("pipeline", "list", "process_substitution", "command"):
                     self.walk(child, replace(context, piped=True))
@@ -232,7 +238,8 @@ class _Reader:
             self._written[target] = heredoc
         into = later + context.piped_into
         if body is not None:
-            self.walk(body, replace(context, stdin=heredoc or context.stdin, piped_into=into))
+            context = replace(context, stdin=heredoc or context.stdin, piped_into=into)
+            self.walk(body, replace(context, more=tuple(more) if body.type == "command" else ()))
 
     def _ends_indented(self, redirect: Node) -> bool:
         """Tell whether the end of a here-document is indented, which bash does not accept."""
@@ -346,7 +353,7 @@ class _Reader:
         if name is None:
             return
         words = options + [w for child in name.children for w in self._words.word(child)]
-        words += self._arguments(node)
+        words += [*self._arguments(node), *context.more]
         if words:
             self._add(words, own, options[0].line if options else self._line(name), context)
 

@@ -973,3 +973,110 @@ def test_names_that_a_script_may_define_otherwise(line):
 def test_a_document_with_scripts():
     script = f"{JOB}#SBATCH --mem=lots\npython a.py\n# ```\n```bash\nls\n```\n"
     assert ("E111", "warning") in in_repository(script)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd $WORK # /scratch/<user>/runs", []),
+        ("cd /scratch/<user>/runs", ["warning"]),
+        ("python a.py # --out=/data/<name>/b", []),
+    ],
+)
+def test_a_placeholder_in_a_comment_behind_a_command(line, found):
+    assert severities(f"{JOB}{line}\npython a.py\n", "E116") == found
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        ("with bar(loader, disable=rank != 0):", []),
+        ("with only_if(is_main(rank)):", []),
+        ("if rank == 0:", ["warning"]),
+    ],
+)
+def test_an_argument_of_a_context_manager_is_no_condition(block, found):
+    train = f"""\
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DDP(torch.nn.BatchNorm1d(2))
+{block}
+    model(torch.ones(4, 2))
+dist.destroy_process_group()
+"""
+    assert severities(f"{JOB}torchrun --nproc_per_node=2 a.py\n", "E615", a=train) == found
+
+
+@pytest.mark.parametrize(
+    ("array", "kinds"),
+    [("0-0", ["advice"]), ("1", ["advice"]), ("0-1", ["warning"]), ("1-$N", ["warning"])],
+)
+def test_an_array_of_one_task_shares_no_file(array, kinds):
+    script = f"{JOB}#SBATCH --array={array}\n#SBATCH --output=a.out\npython a.py\n"
+    assert severities(script, "E502") == kinds
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/opt/conda/envs/ml/bin", "advice"),
+        ("/data/ml/bin", "advice"),
+        ("/opt/conda/bin", "warning"),
+        ("~/.local/bin", "warning"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_environment_that_the_path_has_anyway(path, kind, order):
+    lines = ["conda activate ml", f'export PATH="{path}:$PATH"'][::order]
+    assert severities(f"{JOB}{lines[0]}\n{lines[1]}\npython a.py\n", "E408") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("requirements.txt", "numpy\ntorch>=2.0\n", "warning"),
+        ("requirements.txt", "torch==1.13.1\ntorchvision==0.20\n", "advice"),
+        ("environment.yml", "  - pytorch=2.1.0=py3\n", "warning"),
+        ("pyproject.toml", 'torch = "^2.2"\n', "warning"),
+        ("requirements.txt", "torch\n", "advice"),
+    ],
+)
+def test_the_spelling_of_the_local_rank_before_torch_2(name, text, kind):
+    python = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--local_rank')\n"
+    files = TextFiles({"a.py": f"{python}p.parse_args()\n", name: text})
+    script = f"{JOB}python -m torch.distributed.launch --nproc_per_node=2 a.py\n"
+    found = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in found if f.code == "E207"] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("test", "kinds"),
+    [
+        ('job == "server"', ["advice"]),
+        ('job != "worker"', ["advice"]),
+        ('job == "worker"', ["warning"]),
+        ('job == "server" or debug', ["warning"]),
+    ],
+)
+def test_names_in_a_branch_that_a_constant_excludes(test, kinds):
+    python = f'import os\njob = "worker"\ndebug = os.sep\nif {test}:\n    print(nothing)\n'
+    assert severities(f"{JOB}python a.py\n", "E626", a=python) == kinds
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "found"),
+    [
+        ("exclude", ("n[1-2]", "n[1-4]"), []),
+        ("exclude", ("n1", "n2", "n1,n2"), []),
+        ("exclude", ("n1", "n2"), ["warning"]),
+        ("gres", ("gpu:1", "gpu:1,tmp:5"), []),
+        ("constraint", ("a", "a&b"), []),
+        ("time", ("1:00", "11:00"), ["warning"]),
+        ("nodes", ("1", "2"), ["warning"]),
+    ],
+)
+def test_a_repeated_option_that_contains_the_earlier_value(option, values, found):
+    lines = "".join(f"#SBATCH --{option}={value}\n" for value in values)
+    assert severities(f"#!/bin/bash\n{lines}python a.py\n", "E107") == found

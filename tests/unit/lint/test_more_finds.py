@@ -414,7 +414,7 @@ def test_a_script_may_read_its_own_copy(line, found):
 
 @pytest.mark.parametrize(
     ("option", "found"),
-    [("--local_rank", [("E207", "warning")]), ("--local-rank", []), ("--x", [("E207", "error")])],
+    [("--local_rank", [("E207", "advice")]), ("--local-rank", []), ("--x", [("E207", "error")])],
 )
 def test_the_option_of_the_old_launcher(option, found):
     script = f"import argparse\np = argparse.ArgumentParser()\np.add_argument('{option}')\n"

@@ -4,9 +4,11 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from echelon.clusters.slurm.options import SBATCH, SRUN, parse_sbatch, split_directive
+from echelon.core.nodes import expand
 from echelon.core.units import counted
 from echelon.errors import UsageError
 from echelon.lint.edits import Edit, apply_edits, insert_line, replace_group
@@ -262,11 +264,13 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
         return
     seen: dict[str, Directive] = {}
     times = Counter(item.option for item in subject.directives.items)
+    last = {item.option: _parts(item) for item in subject.directives.items}
     for item in subject.directives.items:
         before = seen.get(item.option)
         if item.option in _GATHERED:
             continue
-        if before and before.value != item.value and before.line != item.line:
+        lost = before and not _parts(before) <= last[item.option]
+        if before and lost and before.value != item.value and before.line != item.line:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
@@ -276,6 +280,14 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
                 severity=ADVICE if times[item.option] > _TWICE else None,
             )
         seen[item.option] = item
+
+
+def _parts(item: Directive) -> frozenset[str]:
+    """Return the parts of a value that lists several."""
+    if item.option in ("exclude", "nodelist"):
+        with suppress(UsageError):
+            return frozenset(expand(item.value))
+    return frozenset(re.split(r"[,&|]", item.value))
 
 
 def find_dos_lines(subject: Subject) -> Iterator[Hit]:

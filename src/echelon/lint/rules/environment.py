@@ -187,14 +187,23 @@ def _unready_conda(subject: Subject) -> Iterator[Hit]:
         if command.name in ("conda", "mamba") and [w.text for w in command.words[1:2]] == [
             "activate"
         ]:
+            in_path = _is_in_path(subject, command)
+            after = "" if in_path else " The script continues with another Python."
             yield Hit(
                 at=command,
-                what=f"`{command.name} activate` fails in a job script ('run conda init'). The "
-                "script continues with another Python.",
+                what=f"`{command.name} activate` fails in a job script ('run conda init').{after}",
                 fix=f"{_HOOK}  # before this line",
+                severity=ADVICE if in_path else None,
                 edits=_before(subject, command),
             )
             return
+
+
+def _is_in_path(subject: Subject, activation: Command) -> bool:
+    """Tell whether the script itself adds the programs of an environment to PATH."""
+    name = activation.words[-1].text.rstrip("/").rpartition("/")[2]
+    folder = re.compile(rf"/(?:envs/[^/:]+|{re.escape(name)})/bin\b")
+    return any(folder.search(assignment.value.text) for assignment in subject.assigned("PATH"))
 
 
 def _made_on_one_node(subject: Subject) -> Iterator[Hit]:

@@ -58,6 +58,7 @@ _PRINTS_2 = pattern(
     r"|<>|\b0\d+\b|\b\d+L\b|\t"
 )
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+_SIDES = 2
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
     r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
@@ -83,12 +84,13 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
             runs = _always_run(subject, python) and name not in _INJECTED
             sure = [node for node in reached if node.lineno in always and runs]
             if reached:
+                kind = ADVICE if all(_is_ruled_out(python, node) for node in reached) else WARNING
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
                     what=f"`{name}` is not defined. This line raises a NameError"
                     + ("." if sure else " if the script reaches it."),
                     fix=_guess(python, name),
-                    severity=None if sure else WARNING,
+                    severity=None if sure else kind,
                 )
 
 
@@ -112,6 +114,31 @@ def _is_dead(python: PythonScript, node: ast.AST) -> bool:
                 return True
         node = parent
     return False
+
+
+def _is_ruled_out(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is in a branch that a constant of the script, such as a name, excludes.
+
+    Its author may edit the constant before the next run.
+    """
+    for parent in ancestors(python, node):
+        if isinstance(parent, ast.If | ast.IfExp) and node is not parent.test:
+            otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
+            if _compared(python, parent.test) is (node in otherwise):
+                return True
+        node = parent
+    return False
+
+
+def _compared(python: PythonScript, test: ast.expr) -> bool | None:
+    """Return the value of a comparison with a value that the script sets once; None if unknown."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        return None
+    sides = [values_of(python, side) for side in (test.left, *test.comparators)]
+    values = [constant(side[0]) for side in sides if len(side) == 1]
+    if len(sides) != _SIDES or len(values) != _SIDES or None in values:
+        return None
+    return (values[0] == values[1]) is isinstance(test.ops[0], ast.Eq)
 
 
 def _leaves(statement: ast.stmt) -> bool:

@@ -8,6 +8,7 @@ from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.arrays import read_indices
 from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Subject
 
@@ -132,7 +133,8 @@ def _folder(path: str) -> str:
 def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
     if (mode := subject.directives.last("open-mode")) is not None and mode.value.startswith("a"):
         return
-    array = subject.directives.last("array") is not None
+    given = subject.directives.last("array")
+    array = given is not None and len(read_indices(given.value)) != 1
     for option in ("output", "error"):
         item = subject.directives.last(option)
         if item is None or not item.value or item.value.startswith("/dev/") or "$" in item.value:

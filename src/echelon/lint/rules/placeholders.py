@@ -30,6 +30,7 @@ _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$")
 _PLACEHOLDER_PART = pattern(r"(?<=/)<[A-Za-z][\w -]*>(?=/)")
 """A part of a path, which bash takes for two redirections."""
+_COMMENT = pattern(r"(?:^|\s)#.*")
 _PRINTS = frozenset({"echo", "printf", "cat", "grep", "sed", "awk"})
 _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
 _TEMPLATE = pattern(r"=(#\w+#)")
@@ -105,7 +106,7 @@ def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
 def _placeholder_parts(subject: Subject) -> Iterator[Hit]:
     for command in (c for c in subject.commands if c.name not in _PRINTS):
         line = subject.line_at(command)
-        match = _PLACEHOLDER_PART.search(line)
+        match = _PLACEHOLDER_PART.search(_COMMENT.sub("", line))
         quoted = match and any(line[: match.start()].count(quote) % 2 for quote in "\"'")
         if match and not quoted:
             yield _unfilled(command, match[0], None)
