@@ -31,6 +31,7 @@ from echelon.lint.rules import (
     processes,
     prose,
     saving,
+    signals,
     start,
     statuses,
     syntax,
@@ -46,7 +47,7 @@ THEMES = {
     "Launching": (start, nodes, arguments, commands, syntax, paths, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
-    "Output and failures": (output, failures, statuses),
+    "Output and failures": (output, failures, statuses, signals),
     "Python scripts": (data, saving, processes, names),
 }
 RULES: tuple[Rule, ...] = tuple(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, zip_longest
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -228,9 +228,7 @@ class _Reader:
                 )
             elif redirect.type == "file_redirect":
                 target = self._target(redirect) or target
-                # The grammar takes the words after a redirection for further targets of it.
-                behind = redirect.children_by_field_name("destination")[1:]
-                more += [word for child in behind for word in self._words.word(child)]
+                more += self._behind(redirect)
             for child in redirect.named_children:
                 if child.type in ("pipeline", "list", "process_substitution", "command"):
                     self.walk(child, replace(context, piped=True))
@@ -240,6 +238,16 @@ class _Reader:
         if body is not None:
             context = replace(context, stdin=heredoc or context.stdin, piped_into=into)
             self.walk(body, replace(context, more=tuple(more) if body.type == "command" else ()))
+
+    def _behind(self, redirect: Node) -> list[Word]:
+        """Return the words after a redirection, which the grammar takes for more of its targets."""
+        targets = redirect.children_by_field_name("destination")
+        words: list[Word] = []
+        for before, child in pairwise([*redirect.children[:1], *targets]):
+            if "\n" in self._source.between(before.end_byte, child.start_byte).replace("\\\n", ""):
+                break
+            words += self._words.word(child) if before in targets else []
+        return words
 
     def _ends_indented(self, redirect: Node) -> bool:
         """Tell whether the end of a here-document is indented, which bash does not accept."""

@@ -538,7 +538,7 @@ def test_a_script_that_is_one_of_two_files():
         ("python a.py || exit 1\necho done\n", []),
         ("! python a.py\necho done\n", []),
         ("while ! python a.py; do sleep 9; done\necho done\n", []),
-        ("uv sync\necho done\n", []),
+        ("uv sync\necho done\n", ["advice"]),
         ("Rscript --version\necho done\n", []),
     ],
 )
@@ -1019,3 +1019,125 @@ def test_exit_0_after_an_error_message():
     script = 'if [ ! -f in ]; then\n  echo "in is missing"\n  exit 0\nfi\nset -e\n./a\n'
     assert ("E507", "advice") in codes(script)
     assert ("E507", "advice") not in codes(script.replace("in is missing", "done"))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('if [ -z "$1" ]; then echo "ERROR: no model"; exit; fi\nset -e\n./a\n', True),
+        ('if [ -z "$1" ]; then\n  >&2 echo "Model not found"\n  exit\nfi\nset -e\n./a\n', True),
+        ('if [ -z "$1" ]; then\n  echo >&2 "No model given"\n  exit\nfi\nset -e\n./a\n', True),
+        ('u() { echo "Usage: a B"; }\nif [ $# -lt 1 ]; then u; exit; fi\nset -e\n./a\n', True),
+        ('case $1 in\n  -h | --help)\n    echo "Usage: a"\n    exit;;\nesac\nset -e\n./a\n', False),
+        ('u() { echo "Usage: a B"; }\nif [ $1 = -h ]; then u; exit; fi\nset -e\n./a\n', False),
+        ("if [ $# = 0 ]; then\ncat <<E\nusage: a B\nE\nexit\nfi\nset -e\n./a\n", True),
+        ('if [ -f out ]; then echo >&2 "Nothing to do"; exit; fi\nset -e\n./a\n', False),
+    ],
+)
+def test_exit_without_a_number_after_an_error(body, found):
+    assert (("E507", "warning") in codes(body)) == found
+
+
+def test_words_behind_a_redirection_are_arguments():
+    python = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--a')\n"
+    python += "args = p.parse_args()\n"
+    line = "python a.py > a.log --epochs 3\n"
+    assert ("E207", "warning") in codes(line, a=python)
+    assert ("E207", "warning") not in codes(line.replace("--epochs 3", ""), a=python)
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("python a.py\nhostname\nexit\n", ["warning"]),
+        ("python a.py\nexit\n", []),
+        ("hostname\npython a.py\nexit\n", []),
+        ("python a.py\nexit $?\n", []),
+        ("uv venv\nuv pip install a\necho done\n", ["advice"]),
+        ("pip install a\necho done\n", ["advice"]),
+        ("pip install a\npython b.py | tee b.log\necho done\n", []),
+        ("pip install a\n", []),
+        ("python a.py\nexit 1\n", ["warning"]),
+        ("python a.py && exit 0\nexit 1\n", []),
+        ("python a.py\nexit 0\n", ["warning"]),
+        ("echo 'not for sbatch'\nexit 1\n", []),
+        ("if ! python a.py; then\n  exit 1\nfi\n", []),
+    ],
+)
+def test_statuses_at_the_end(body, kinds):
+    seen = lint(f"{JOB}{body}", path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [str(f.severity) for f in seen if f.code == "E507"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("python -m pip install a\nif [ $A ]; then\n  ./a\nelse\n  ./b\nfi\necho done\n", 7),
+        ("python -m pip install a\npython -m pip install b\n./a\ndate\n", 5),
+        ("python -m pip install a\npython a.py\nsstat\ndate\n", 4),
+        ("python -c 'import a'\n./a\npython -c 'import b'\ndate\n", 4),
+    ],
+)
+def test_the_program_that_matters_is_no_installation(body, line):
+    seen = lint(f"{JOB}{body}", path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [f.line for f in seen if f.code == "E507"] == [line]
+
+
+@pytest.mark.parametrize(
+    ("signal", "body", "python", "found"),
+    [
+        ("USR1@120", "srun python a.py\n", "print(1)\n", True),
+        ("10@120", "srun python a.py\n", "print(1)\n", True),
+        ("SIGTERM@60", "srun python a.py\n", "print(1)\n", True),
+        ("B:USR1@120", "srun python a.py\n", "print(1)\n", False),
+        ("USR1@120", "python a.py\n", "print(1)\n", False),  # no step
+        ("USR1@120", "srun python a.py\n", "import signal\n", False),
+        ("USR1@120", "srun python a.py\n", "import lightning\n", False),
+        ("USR1@120", "srun python a.py\n", "import b\n", False),
+        ("USR1@120", "srun bash -c 'trap true USR1; python a.py'\n", "print(1)\n", False),
+        ("URG@120", "srun python a.py\n", "print(1)\n", False),
+        ("USR1@120", "srun python c.py\n", "print(1)\n", False),
+    ],
+)
+def test_a_signal_that_ends_the_ranks(signal, body, python, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal={signal}\n"
+    module = "import signal\nsignal.signal(signal.SIGUSR1, print)\n"
+    assert (("E509", "advice") in codes(body, head, a=python, b=module)) == found
+
+
+@pytest.mark.parametrize(
+    ("loop", "found"),
+    [
+        ("until curl -s localhost:80; do sleep 5; done\n", True),
+        ("while ! nc -z localhost 80; do\n  sleep 1\n  echo waiting\ndone\n", True),
+        ("until curl --max-time 3 -s localhost:80\ndo\n  sleep 5\ndone\n", True),
+        ("until curl -s a; do sleep 5; kill -0 $p || exit 1; done\n", False),
+        ("until curl -s a; do\n  sleep 5; ((n++))\n  [ $n -gt 9 ] && break\ndone\n", False),
+        ("timeout 60 bash -c 'until curl -s a; do sleep 5; done'\n", False),
+        ("timeout 60 bash -c '\nuntil curl -s a; do sleep 5; done'\n", False),
+        ("while read a; do echo; done\n", False),
+    ],
+)
+def test_loops_that_wait_for_a_server(loop, found):
+    end = "python a.py\nkill $p\n"
+    assert (("E508", "advice") in codes(f"./serve &\np=$!\n{loop}{end}")) == found
+    assert ("E508", "advice") not in codes(f"{loop}./serve &\np=$!\n{end}")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pkill -9 -f a.py", True),
+        ("killall -q server", True),
+        ("pkill -u $USER python", True),
+        ("srun --ntasks-per-node=1 pkill python", True),
+        ("pkill -P $$", False),
+        ("pkill -f job_$SLURM_JOB_ID", False),
+        ("kill $server", False),
+    ],
+)
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_processes_ended_by_name(line, found, exclusive):
+    head = f"{JOB}#SBATCH --exclusive\n" if exclusive else JOB
+    wanted = found and not exclusive
+    assert (("E510", "advice") in codes(f"{line}\npython a.py\n", head)) == wanted

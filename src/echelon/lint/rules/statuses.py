@@ -8,12 +8,25 @@ from echelon.lint.bash import Command, Shell, Word
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.exits import find_constant_failure, find_message_status
 from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
 from echelon.lint.rules.prose import is_text
 from echelon.lint.subject import Subject
 
 _ENDING = (QUIET - {"kill"}) | {
-    *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
+    *(
+        "deactivate",
+        "conda",
+        "module",
+        "rm",
+        "ls",
+        "cd",
+        "nvidia-smi",
+        "squeue",
+        "sacct",
+        "seff",
+        "sstat",
+    ),
     *("uname", "pwd", "whoami", "id", "env", "printenv", "unset", "export", "uptime", "clear"),
     *("set", "touch", "mkdir", "du", "df", "free", "umount", "fusermount", "exit"),
 }
@@ -52,9 +65,10 @@ _RUNNERS = {
 _INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
 _KERNEL_FILE = pattern(r">\s*/(?:proc|sys)/")
 """Files that only root may write."""
-_COMPLAINS = pattern(
-    r"(?i)\b(?:error|fail(?:ed|ure)?|not found|missing|invalid|unknown|does(?: not|n't) exist|"
-    r"cannot|can't|no such|not set|abort(?:ing|ed)?|unsupported|usage:|before running)\b"
+_INSTALLS = pattern(
+    r"^(?:\S*/)?(?:uv(?: pip| tool)?|pip3?|(?:conda|mamba|micromamba)(?: env)?|poetry|pipenv) "
+    r"(?:-\S+ )*(?:install|venv|sync|create|update|add|download)\b|^(?:\S*/)?virtualenv\b|"
+    r"-m (?:pip|venv|ensurepip|virtualenv)\b|^(?:\S*/)?python[0-9.]* -(?:c|V|-version)\b"
 )
 _SPREADS = ("parallel", "xargs")
 _AROUND = (
@@ -110,7 +124,10 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     yield from _lost_inside(subject)
-    yield from _message_status(batch)
+    yield from find_message_status(batch)
+    if any(starts(c) or _works(batch, c) for c in batch.commands):
+        plain = [c for c in batch.commands if not c.substituted and not c.function]
+        yield from find_constant_failure(batch, plain)
     if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
         return
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
@@ -124,12 +141,16 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
+    if plain and plain[-1].text == "exit" and plain[-1].certain:
+        end = plain.pop()  # it keeps the status of the command before
+        decides = [c for c in decides if c is not end]
     functions = training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or runs_script(c)}
     run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
     run |= {id(c) for c in plain if _runs_program(c)}
     if any(c.background for c in plain if id(c) in run):
         run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
+    run -= {id(c) for c in plain if _installs(c)}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None:
         hits = list(_always_succeeds(batch, plain, decides))
@@ -142,7 +163,7 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     told = any(map(_uses_status, rest)) or _traps(batch)
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
-    programs = launched | {id(c) for c in plain if _runs_program(c)}
+    programs = run & (launched | {id(c) for c in plain if _runs_program(c)})
     hits = list(_continued(batch, plain[: last + 1], programs))
     if after and not command.background and not command.piped_into:
         hits += _hidden(batch, command, after, plain)
@@ -186,35 +207,14 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _message_status(batch: Shell) -> Iterator[Hit]:
-    """Find `exit` without a number after an error message, whose status is the job's."""
-    commands = batch.commands
-    for number, command in enumerate(commands):
-        text = command.text
-        if text not in ("exit", "exit 0") or command.certain or command.substituted:
-            continue
-        messages = takewhile(lambda c: c.name in ("echo", "printf"), reversed(commands[:number]))
-        if any(_COMPLAINS.search(c.text) and not c.certain for c in messages):
-            yield Hit(
-                at=command,
-                what="After this error, the job is COMPLETED: `exit` without a number ends it with "
-                "the status of the message."
-                if text == "exit"
-                else "After this error, the job is COMPLETED, because the status is 0.",
-                fix="exit 1",
-                severity=None if text == "exit" else ADVICE,
-            )
-
-
 def _hidden(
     batch: Shell, command: Command, after: list[Command], plain: list[Command]
 ) -> Iterator[Hit]:
     """Find a command whose status is not that of the job."""
     end = after[-1]
     sure = command.unchecked and (end.certain or (end.looped and command.looped))
-    installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
-    if not sure or end.background or (installs and any(c.name not in _ENDING for c in after)):
-        return  # a program that lint does not know may be the one that matters
+    if not sure or end.background:
+        return
     if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
         yield Hit(
             at=command,
@@ -342,7 +342,10 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
         or _may_fail(batch, end)
     ):
         return
-    work = [c for c in plain if c.unchecked and not c.background and _works(batch, c)]
+    main = [c for c in batch.commands if not _installs(c)]
+    only = not any(starts(c) or _works(batch, c) or runs_script(c) for c in main)
+    work = [c for c in plain if c.unchecked and not c.background]
+    work = [c for c in work if (only or _works(batch, c)) and only is _installs(c)]
     lost = [c for c in work if c.line < end.line and end.certain and not end.background]
     known = [c for c in lost if starts(c) or _runs_program(c)]
     if any(c.name in _ENDS_JOB for c in plain) or is_text(end):
@@ -364,6 +367,11 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
     else:
         return
     yield Hit(at=command, what=what, fix=_ERREXIT_FIX, severity=ADVICE)
+
+
+def _installs(command: Command) -> bool:
+    """Tell whether a command prepares or tests an environment, and is seldom the work of a job."""
+    return bool(_INSTALLS.search(command.text))
 
 
 def _works(batch: Shell, command: Command) -> bool:
