@@ -21,6 +21,7 @@ _ASKED_FOR_HELP = pattern(
 )
 """A condition that is true when a person asks for help, which is no error."""
 _HELPS = pattern(r"(?i)usage|help")
+_IN_SUBSHELL = pattern(r"\([^()]*\bexit(?: 0)?\s*;?\s*\)")
 _DECIDES = frozenset({"exit", "return", "exec", "trap", "kill", "scancel"})
 
 
@@ -32,8 +33,8 @@ def find_message_status(batch: Shell) -> Iterator[Hit]:
         text = command.text
         if text not in ("exit", "exit 0") or command.certain or command.substituted:
             continue
-        if _HELPS.search(command.function):
-            continue  # it may be called for --help
+        if _HELPS.search(command.function) or _IN_SUBSHELL.search(lines[command.line - 1]):
+            continue  # it may be called for --help, or the script continues
         before = reversed(commands[:number])
         messages = list(takewhile(lambda c: c.name in _PRINTS or c.name in texts, before))
         said = (f"{_message(c)} {texts.get(c.name, '')}" for c in messages if not c.certain)

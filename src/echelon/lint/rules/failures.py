@@ -26,7 +26,8 @@ _HELPS = pattern(
 _ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _NOT_WORK = QUIET | {"cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk"}
 _PROBE = pattern(
-    r"^\s*(?:until|while\s+!)\s+[^#\n]*?(?<![-\w./])(curl|wget|nc|ncat|redis-cli|pg_isready|lsof)\s"
+    r"^\s*(?:until|while\s+(?:!|\[\[?\s(?=[^#\n]*(?:!=|-z|-ne))))\s*[^#\n]*?(?:/dev/tcp/|"
+    r"(?<![-\w./])(?:curl|wget|nc|ncat|redis-cli|pg_isready)\s)"
 )
 """The start of a loop that asks whether a server is ready."""
 _GIVES_UP = pattern(
