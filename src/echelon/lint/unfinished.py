@@ -20,6 +20,12 @@ _FILLED_IN = pattern(
     r"(?m)^\s{0,9}```\s{0,9}\w{0,9}$|\{%-?\s*[a-z]\w*|\{\{[^.{}\n][^{}\n]*\}\}|<%[=-]?\s|(?<![\w@])@[A-Z][A-Z_]+@|\{\{\{"
 )
 """Parts of a text that another program replaces."""
+_LEFT_OPEN = pattern(
+    r"(?m)^#SBATCH[ \t]+"
+    r"(?:-[ncN]|--(?:nodes|ntasks|ntasks-per-node|cpus-per-task|cpus-per-gpu|time|mem))"
+    r"[ =][A-Z]+_[A-Z_]+[ \t]*$"
+)
+"""A name in the place of a number."""
 _TOLD = pattern(
     r"(?im)^[ \t]*#.*\b(?:template|fill[- ]?in|fill (?:this|these|out)|placeholders?|"
     r"remove (?:this|these|the above)|delete (?:this|these)|"
@@ -47,6 +53,6 @@ def is_template(path: str, text: str) -> bool:
 @lru_cache(maxsize=32)
 def is_unfinished(path: str, text: str, files: Files) -> bool:
     """Tell whether something completes a script, or runs it otherwise, before it is a job."""
-    if is_template(path, text) or _TOLD.search(text):
+    if is_template(path, text) or _TOLD.search(text) or _LEFT_OPEN.search(text):
         return True
     return any(_COMPLETES.search(line) for line in files.lines_with(path))

@@ -844,6 +844,8 @@ def test_a_script_that_another_one_completes(others, kind):
         ("job.sh.j2", "", "warning"),
         ("job.sh", "{% if gpu %}", "warning"),
         ("job.sh", "echo {{ name }}", "warning"),
+        ("job.sh", "#SBATCH --ntasks=N_TASKS", "warning"),
+        ("job.sh", "#SBATCH --partition=GPU_SHARED", "error"),
         ("job.sh", "docker ps --format '{{.Names}}'", "error"),
     ],
 )
