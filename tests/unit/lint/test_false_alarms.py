@@ -973,3 +973,19 @@ def test_names_that_a_script_may_define_otherwise(line):
 def test_a_document_with_scripts():
     script = f"{JOB}#SBATCH --mem=lots\npython a.py\n# ```\n```bash\nls\n```\n"
     assert ("E111", "warning") in in_repository(script)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("job-stats.py", []),
+        ("srun job-stats.py --all", []),
+        ("python job-stats.py", ["warning"]),
+        ("srun python job-stats.py", ["warning"]),
+        ("./job-stats.py", ["warning"]),
+    ],
+)
+def test_a_bare_name_is_looked_up_in_path(line, found):
+    files = TextFiles({"job.sh": "", "train.py": ""}, repository=True)
+    findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in findings if f.code == "E215"] == found
