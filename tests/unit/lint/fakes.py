@@ -35,7 +35,7 @@ class TextFiles:
         if not self._repository:
             return None
         above = {f"{folder}/" for path in self._texts for folder in PurePath(path).parents}
-        return Repository(name="project", paths=frozenset({*self._texts, *above} - {"./"}))
+        return Repository(name="own", paths=frozenset({*self._texts, *above} - {"./"}))
 
     def names(self, path):
         repository = self.repository(path)

@@ -1045,6 +1045,7 @@ def test_a_path_that_no_path_of_the_repository_ends_with():
     assert paths("python src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
     assert paths("python ../src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
     assert paths("srun python src/kg/scripts/analyse.py\n") == [("warning", 3, nearest)]
+    assert paths("cd ~/own\npython src/kp/scripts/analyze.py\n") == [("warning", 4, nearest)]
     assert paths("bash slurm/count_tokens.sh\nbash slurm/count_tokens.sh\n") == [
         ("warning", 3, "jobs/count_tokens.sh")
     ]
@@ -1057,8 +1058,8 @@ def test_a_path_that_no_path_of_the_repository_ends_with():
     [
         "python scripts/analyze.py",  # from src/kg
         "python ./src/kg/scripts/analyze.py",
-        "python project/train.py",  # from the directory above
-        "python project/src/kg/scripts/analyze.py",
+        "python own/train.py",  # from the directory above
+        "python own/src/kg/scripts/analyze.py",
         "python other/train.py",
         "python other/src/run.py",
         "cd /scratch\npython src/kp/scripts/analyze.py",
@@ -1109,7 +1110,7 @@ def test_configuration_files_that_the_repository_creates():
         ("cd config\npython train.py\n", True),
         ("cd src/kg\npython train.py\n", False),
         ("cd kg/scripts\npython train.py\n", False),
-        ("cd project\npython train.py\n", False),
+        ("cd own\npython train.py\n", False),
         ("cd somewhere\npython train.py\n", False),
         ("set -e\ncd src/kp\npython train.py\n", False),
         ("cd src/kp || exit\npython train.py\n", False),

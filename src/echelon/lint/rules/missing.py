@@ -81,10 +81,10 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     wanted = [*_programs(subject), *_sourced(subject), *_configs(subject)]
     wanted = [one for one in wanted if not _is_here(subject, one.path)]
     folder = _first_folder(subject)
-    if (not wanted and folder is None) or not _stays_in_repository(subject):
+    if not wanted and folder is None:
         return
     repository = subject.files.repository(subject.path)
-    if repository is None:
+    if repository is None or not _stays_inside(subject, repository):
         return
     if folder is not None:
         yield from _missing_folder(subject, repository, *folder)
@@ -283,7 +283,7 @@ def _foreign(subject: Subject) -> Iterator[Hit]:
                 )
 
 
-def _stays_in_repository(subject: Subject) -> bool:
+def _stays_inside(subject: Subject, repository: Repository) -> bool:
     """Tell whether the job sees the files of the repository and no others."""
     if not subject.is_job or subject.directives.last("chdir") is not None:
         return False
@@ -291,7 +291,15 @@ def _stays_in_repository(subject: Subject) -> bool:
         return False
     if any(_CONTAINER.search(shell.text) for shell in subject.shells):
         return False
-    return not any(_BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) for c in subject.commands)
+    return not any(
+        _BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) and not _enters(c, repository)
+        for c in subject.commands
+    )
+
+
+def _enters(command: Command, repository: Repository) -> bool:
+    """Tell whether a command changes to the repository by its name, as in `cd ~/project`."""
+    return command.name == "cd" and repository.name in command.text.split("/")
 
 
 RULES = (
