@@ -24,7 +24,10 @@ class Repository:
     paths: frozenset[str]
     """Relative to its directory. Those of folders end in a slash, but not those of links."""
     unlisted: frozenset[str] = SKIPPED
-    """Patterns of names that may exist although they are not listed, such as ignored ones."""
+    """Patterns of what may exist although it is not listed, such as what git ignores.
+
+    Those that begin with a slash are paths from the directory of the repository, others are names.
+    """
 
     @property
     def names(self) -> frozenset[str]:
@@ -34,7 +37,7 @@ class Repository:
     def lacks(self, path: str, *, folder: bool = False) -> bool:
         """Tell whether a relative path does not exist, whichever the current directory is."""
         parts, names = _parts(path), self.names
-        if not parts or any(fnmatchcase(p, known) for p in parts for known in self.unlisted):
+        if not parts or any(self._hides(pattern, parts, names) for pattern in self.unlisted):
             return False
         if any(part in names for part in parts[:-1]):  # a link to a folder
             return False
@@ -48,6 +51,16 @@ class Repository:
             outside = list(range(1, len(parts)))
         inside = ("/".join(parts[start:]) + slash for start in outside)
         return not any(one in self.paths or one == "/" for one in inside)
+
+    def _hides(self, pattern: str, parts: list[str], names: frozenset[str]) -> bool:
+        """Tell whether a pattern matches a path, or a folder of it."""
+        if not pattern.startswith("/"):
+            return any(fnmatchcase(part, pattern) for part in parts)
+        whole = pattern.strip("/").split("/")
+        if any(_begins(parts, whole[number:]) for number in range(len(whole))):
+            return True
+        above = f"{parts[0]}/" not in names  # it may be the directory of the repository
+        return above and any(_begins(parts[number:], whole) for number in range(1, len(parts)))
 
     def nearest(self, path: str, *, folder: bool = False) -> str:
         """Return the path that is probably meant; empty if none is similar.
@@ -87,19 +100,35 @@ def likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
+def _begins(parts: list[str], patterns: list[str]) -> bool:
+    return len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
 def read_ignored(text: str, folder: str = "") -> Iterable[str]:
-    """Yield the last names of the patterns in a .gitignore, which match more than git does."""
+    """Yield the patterns of a .gitignore, some of which match more than git does.
+
+    Args:
+        text: its contents.
+        folder: its directory, with a slash at the end.
+    """
     for line in text.split("\n"):
-        pattern = line.strip()
+        pattern = line.strip().rstrip("/")
         if not pattern or pattern.startswith(("#", "!")):
             continue
-        parts = [part for part in f"{folder}/{pattern}".split("/") if part.strip("*")]
-        yield parts[-1] if parts else "*"
+        name = pattern
+        while name.endswith(("/*", "/**")):
+            name = name.rpartition("/")[0]
+        if name in ("", "*", "**"):
+            yield f"/{folder}".rstrip("/") or "*"
+        elif "**" in name:
+            yield name.rpartition("/")[2]
+        else:
+            yield f"/{folder}{name.lstrip('/')}" if "/" in pattern else name
 
 
 def read_submodules(text: str) -> Iterable[str]:
-    """Yield the names of the folders in .gitmodules."""
+    """Yield the folders in .gitmodules as such patterns."""
     for line in text.split("\n"):
         key, equals, value = line.partition("=")
         if equals and key.strip() == "path":
-            yield value.strip().rpartition("/")[2]
+            yield f"/{value.strip()}"

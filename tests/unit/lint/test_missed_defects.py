@@ -1155,12 +1155,16 @@ def test_what_git_ignores_and_submodules_may_exist(tmp_path):
     job = tmp_path / "job.sh"
     job.write_text("\n")
     (tmp_path / "logs" / ".gitignore").write_text("*\n!.gitignore\n")
-    (tmp_path / ".gitignore").write_text("# results\n/src/made/*\n*.tmp.py\nlocal\n")
+    (tmp_path / ".gitignore").write_text("# results\n/src/made/*\n*.tmp.py\nlocal\n/data/\n")
     (tmp_path / ".gitmodules").write_text('[submodule "a"]\n  path = src/tool\n')
     (tmp_path / "src" / "a.py").write_text("\n")
     repository = DiskFiles().repository(str(job))
     for path in ("src/made/a.py", "src/b.tmp.py", "local/a.py", "logs/a.py", "src/tool/a.py"):
         assert not repository.lacks(path)
+    for path in ("made/a.py", "../tool/a.py", "data/b.py", "elsewhere/data/b.py"):
+        assert not repository.lacks(path)
+    assert repository.lacks("src/data/b.py")
+    assert repository.lacks("src/logs/b.py")
     assert repository.lacks("src/b.py")
     assert repository.nearest("src/b.py") == "src/a.py"
 
