@@ -176,7 +176,7 @@ def _may_be_made(subject: Subject, path: str) -> bool:
     """Tell whether the script, or another one in the repository, may create a file first."""
     name = path.rpartition("/")[2]
     code = "\n".join(shell.text for shell in subject.shells)
-    if re.search(rf"(?:>\s{{0,9}}|-[efrsdoO]\s{{1,9}})[^\s>]{{0,200}}{re.escape(name)}", code):
+    if re.search(rf"(?:>\s{{0,9}}|-[efrsdoOxwL]\s{{1,9}})[^\s>]{{0,200}}{re.escape(name)}", code):
         return True
     own = set(code.split("\n"))
     if any(name in part and _MAKES.search(part) for part in re.split(r"[\n;&|]", code)):
