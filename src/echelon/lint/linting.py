@@ -22,6 +22,8 @@ from echelon.lint.rules import (
     environment,
     failures,
     frameworks,
+    hidden,
+    missing,
     names,
     nodes,
     output,
@@ -44,11 +46,11 @@ from echelon.lint.unfinished import is_unfinished
 
 THEMES = {
     "`#SBATCH` directives": (directive_lines, amounts, placeholders),
-    "Launching": (start, nodes, arguments, commands, syntax, paths, prose, frameworks),
+    "Launching": (start, nodes, arguments, commands, syntax, paths, missing, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
     "Output and failures": (output, failures, statuses, signals),
-    "Python scripts": (data, saving, processes, names),
+    "Python scripts": (data, saving, processes, names, hidden),
 }
 RULES: tuple[Rule, ...] = tuple(
     sorted(

@@ -1,10 +1,12 @@
 """Stand-ins for what lint reads."""
 
 import os
+from pathlib import PurePath
 
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError
 from echelon.lint.linting import lint
+from echelon.lint.repository import Repository
 
 
 def without_time(findings):
@@ -29,13 +31,15 @@ class TextFiles:
     def is_executable(self, path):
         return not path.endswith("plain.sh")
 
-    def names(self, path):  # noqa: ARG002
+    def repository(self, path):  # noqa: ARG002
         if not self._repository:
             return None
-        parts = [path.split("/") for path in self._texts]
-        return frozenset(
-            {names[-1] for names in parts} | {f"{one}/" for names in parts for one in names[:-1]}
-        )
+        above = {f"{folder}/" for path in self._texts for folder in PurePath(path).parents}
+        return Repository(name="own", paths=frozenset({*self._texts, *above} - {"./"}))
+
+    def names(self, path):
+        repository = self.repository(path)
+        return repository.names if repository else None
 
     def lines_with(self, path):
         name = path.rpartition("/")[2]

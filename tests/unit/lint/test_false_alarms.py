@@ -1082,3 +1082,19 @@ def test_names_in_a_branch_that_a_constant_excludes(test, kinds):
 def test_a_repeated_option_that_contains_the_earlier_value(option, values, found):
     lines = "".join(f"#SBATCH --{option}={value}\n" for value in values)
     assert severities(f"#!/bin/bash\n{lines}python a.py\n", "E107") == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("job-stats.py", []),
+        ("srun job-stats.py --all", []),
+        ("python job-stats.py", ["warning"]),
+        ("srun python job-stats.py", ["warning"]),
+        ("./job-stats.py", ["warning"]),
+    ],
+)
+def test_a_bare_name_is_looked_up_in_path(line, found):
+    files = TextFiles({"job.sh": "", "train.py": ""}, repository=True)
+    findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in findings if f.code == "E215"] == found

@@ -927,7 +927,13 @@ def test_a_variable_that_only_the_script_can_set(body, found):
         ("[ -f tools/other.sh ] && bash tools/other.sh\n", []),
         ("bash elsewhere/other.sh\n", []),
         ("cd /data\nbash tools/other.sh\n", []),
-        ("source tools/other.sh\n", []),
+        ("source tools/other.sh\n", [3]),
+        ("source tools/other.sh || true\n", []),
+        ("if [ -f tools/other.sh ]; then\n  source tools/other.sh\nfi\n", []),
+        (". ./env.sh\n", [3]),
+        (". ./secrets.sh\n", []),
+        ("source venv/bin/activate.sh\n", []),
+        ("source ~/env.sh\n", []),
     ],
 )
 def test_shell_scripts_that_cannot_run(body, lines):
@@ -1147,3 +1153,209 @@ def test_processes_ended_by_name(line, found, exclusive):
     head = f"{JOB}#SBATCH --exclusive\n" if exclusive else JOB
     wanted = found and not exclusive
     assert (("E510", "advice") in codes(f"{line}\npython a.py\n", head)) == wanted
+
+
+REPOSITORY = (
+    *("src/kg/scripts/analyze.py", "src/kg/run.sh", "jobs/count_tokens.sh", "configs/small.yaml"),
+    *("configs/sweep/a.json", "train.py", "jobs/job.sh"),
+)
+
+
+def paths(body, head=JOB, path="jobs/job.sh", **texts):
+    """Return the severity, the line and the fix of each finding about a path."""
+    files = TextFiles({**dict.fromkeys(REPOSITORY, "print()\n"), **texts}, repository=True)
+    found = lint(head + body, path=path, files=files, programs=SlurmOf())
+    return [(str(f.severity), f.line, f.fix) for f in found if f.code == "E215"]
+
+
+def test_a_path_that_no_path_of_the_repository_ends_with():
+    nearest = "src/kg/scripts/analyze.py"
+    assert paths("python src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
+    assert paths("python ../src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
+    assert paths("srun python src/kg/scripts/analyse.py\n") == [("warning", 3, nearest)]
+    assert paths("cd ~/own\npython src/kp/scripts/analyze.py\n") == [("warning", 4, nearest)]
+    assert paths("bash slurm/count_tokens.sh\nbash slurm/count_tokens.sh\n") == [
+        ("warning", 3, "jobs/count_tokens.sh")
+    ]
+    assert paths("source src/kp/run.sh\n")[0][0] == "warning"
+    assert paths("./src/kq/run.sh\n")[0][1] == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python scripts/analyze.py",  # from src/kg
+        "python ./src/kg/scripts/analyze.py",
+        "python own/train.py",  # from the directory above
+        "python own/src/kg/scripts/analyze.py",
+        "python other/train.py",
+        "python other/src/run.py",
+        "cd /scratch\npython src/kp/scripts/analyze.py",
+        "cd $DATA\npython src/kp/scripts/analyze.py",
+        "cp /shared/analyze.py src/kp/scripts/\npython src/kp/scripts/analyze.py",
+        "python src/kp/run.py",
+        "cat a > src/kp/scripts/analyze.py\npython src/kp/scripts/analyze.py",
+        "apptainer exec a.sif python src/kp/scripts/analyze.py",
+    ],
+)
+def test_paths_that_may_exist(body):
+    assert paths(f"{body}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ("--config configs/smal.yaml", "configs/small.yaml"),
+        ("--config=config/small.yaml", "configs/small.yaml"),
+        ("configs/smal.yaml", "configs/small.yaml"),
+        ("@configs/smal.yaml", "configs/small.yaml"),
+        ("--config configs/sweep/b.json", "configs/sweep/a.json"),
+        ("--config sweep/a.json", ""),
+        ("--config your/configs/small.yaml", ""),
+        ("--config small.toml", ""),
+        ("--train-file configs/sweep/b.json", ""),
+        ("--out-config configs/other.yaml", ""),
+        ("--config $CONFIGS/smal.yaml", ""),
+        ("--config https://example.org/configs/smal.yaml", ""),
+    ],
+)
+def test_configuration_files(arguments, fix):
+    assert paths(f"python train.py {arguments}\n") == ([("advice", 3, fix)] if fix else [])
+
+
+def test_configuration_files_that_the_repository_creates():
+    body = "python train.py --config configs/smal.yaml\n"
+    writes = "with open('configs/smal.yaml', 'w') as file:\n    pass\n"
+    assert paths(body, **{"make.py": writes}) == []
+    assert paths(body, **{"make.py": "# see configs/smal.yaml\n"})
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("cd src/kp\npython train.py\n", True),
+        ("cd src/kp\ncd ..\npython train.py\n", True),
+        ("cd config\npython train.py\n", True),
+        ("cd src/kg\npython train.py\n", False),
+        ("cd kg/scripts\npython train.py\n", False),
+        ("cd own\npython train.py\n", False),
+        ("cd somewhere\npython train.py\n", False),
+        ("set -e\ncd src/kp\npython train.py\n", False),
+        ("cd src/kp || exit\npython train.py\n", False),
+        ("cd src/kp && python train.py\n", False),
+        ("mkdir -p src/kp\ncd src/kp\npython train.py\n", False),
+        ("if [ -d src/kp ]; then\n  cd src/kp\nfi\npython train.py\n", False),
+    ],
+)
+def test_a_folder_that_the_repository_lacks(body, found):
+    assert [severity for severity, _, _ in paths(body)] == (["warning"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python train.py --data /Users/anna/data/a.csv\n", True),
+        ("DATA=/Users/anna/data/a.csv\npython train.py --data=$DATA\n", True),
+        ("/Users/anna/env/bin/python train.py\n", True),
+        ("python train.py 'C:\\data\\a.csv'\n", True),
+        ("python train.py C:/data/a.csv\n", True),
+        ("python train.py --data /users/anna/data/a.csv\n", False),
+        ("echo /Users/anna/data/a.csv\n", False),
+        ("scp a.csv host:/Users/anna/data/a.csv\n", False),
+        ("python train.py --ratio A:b\n", False),
+        ("[ $(uname) = Darwin ] && cd /Users/anna/data\n", False),
+    ],
+)
+def test_paths_of_a_laptop(body, found):
+    assert paths(body) == ([("advice", body.count("\n") + 2, PATH_OF_CLUSTER)] if found else [])
+
+
+PATH_OF_CLUSTER = "use a path of the cluster"
+
+
+def test_paths_of_a_laptop_in_a_script_that_the_job_runs():
+    assert paths("bash jobs/step.sh\n", **{"jobs/step.sh": "cp /Users/a/b/c .\n"})
+
+
+def test_what_git_ignores_and_submodules_may_exist(tmp_path):
+    for folder in (".git", "src", "logs"):
+        (tmp_path / folder).mkdir()
+    job = tmp_path / "job.sh"
+    job.write_text("\n")
+    (tmp_path / "logs" / ".gitignore").write_text("*\n!.gitignore\n")
+    (tmp_path / ".gitignore").write_text("# results\n/src/made/*\n*.tmp.py\nlocal\n/data/\n")
+    (tmp_path / ".gitmodules").write_text('[submodule "a"]\n  path = src/tool\n')
+    (tmp_path / "src" / "a.py").write_text("\n")
+    repository = DiskFiles().repository(str(job))
+    for path in ("src/made/a.py", "src/b.tmp.py", "local/a.py", "logs/a.py", "src/tool/a.py"):
+        assert not repository.lacks(path)
+    for path in ("made/a.py", "../tool/a.py", "data/b.py", "elsewhere/data/b.py"):
+        assert not repository.lacks(path)
+    assert repository.lacks("src/data/b.py")
+    assert repository.lacks("src/logs/b.py")
+    assert repository.lacks("src/b.py")
+    assert repository.nearest("src/b.py") == "src/a.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "beside", "found"),
+    [
+        ("python tools/run.py", "import torch\n", "tools/random.py", True),
+        ("torchrun --standalone tools/run.py", "import torch\n", "tools/types.py", True),
+        ("python -m tools.run", "import numpy as np\nimport torch.nn\n", "queue.py", True),
+        ("python tools/run.py", "import numpy\n", "tools/inspect.py", True),
+        ("python tools/run.py", "import numpy\n", "tools/random.py", False),
+        ("python tools/run.py", "import json\n", "tools/random.py", False),
+        ("python tools/run.py", "import torch\n", "random.py", False),
+        ("python -m tools.run", "import torch\n", "tools/random.py", False),
+        ("python -P tools/run.py", "import torch\n", "tools/random.py", False),
+        ("python tools/run.py", "import torch\n", "tools/test.py", False),
+        ("python tools/run.py", "import torch\n", "tools/time.py", False),
+    ],
+)
+def test_files_that_hide_modules_of_python(line, python, beside, found):
+    files = TextFiles({"tools/run.py": python, beside: "seed = 1\n"})
+    findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
+    hidden = [(f.path, str(f.severity)) for f in findings if f.code == "E628"]
+    assert hidden == ([("tools/run.py", "warning")] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "body", "severity"),
+    [
+        (2, "", "export MASTER_ADDR=gpu07\nsrun python a.py\n", "warning"),
+        (2, "", "srun torchrun --rdzv_endpoint=worker-0:29500 a.py\n", "warning"),
+        (2, "", "export MASTER_ADDR=10.0.0.7\nsrun python a.py\n", "warning"),
+        (1, "", "export MASTER_ADDR=gpu07\nsrun python a.py\n", "advice"),
+        (1, "", "export MASTER_ADDR=127.0.0.1\nsrun python a.py\n", None),
+        (1, "", "export MASTER_ADDR=localhost\nsrun python a.py\n", None),
+        (2, "#SBATCH -w gpu[07-08]\n", "export MASTER_ADDR=gpu07\nsrun python a.py\n", None),
+        (2, "#SBATCH -w gpu[05-06]\n", "MASTER_ADDR=gpu07 srun python a.py\n", "warning"),
+        (2, "", "export MASTER_ADDR=gpu07.cluster\nsrun -w gpu07 python a.py\n", None),
+        (2, "# sbatch -w gpu07\n", "export MASTER_ADDR=gpu07\nsrun python a.py\n", None),
+        (2, "", "export MASTER_ADDR=gpu07\nsrun -w $NODES python a.py\n", None),
+        (2, "", "export MASTER_ADDR=$(hostname)\nsrun python a.py\n", None),
+    ],
+)
+def test_a_literal_host_that_slurm_may_not_choose(nodes, more, body, severity):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=1\n{more}"
+    python = "import os\nos.environ['MASTER_ADDR']\n"
+    found = [kind for code, kind in codes(body, head, a=python) if code == "E307"]
+    assert found == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("CONT_JOBDIR=/a\nls $CONT_JOBDIR\nenroot start a ls $CONT_JOB_DIR\n", True),
+        ("CONT_JOBDIR=/a\nls $CONT_JOBDIR  # read it\nOUT=$CONT_JOB_DIR/b\n", True),
+        ("module load a\nCONT_JOBDIR=/a\nls $CONT_JOBDIR $CONT_JOB_DIR\n", True),
+        ("module load cuda\nCUDAHOME=/a\nls $CUDAHOME $CUDA_HOME\n", False),
+        ("CONT_JOBDIR=$CONT_JOB_DIR/a\nls $CONT_JOBDIR\n", False),
+        ("CONT_JOBDIR=/a\nread CONT_JOB_DIR\nls $CONT_JOB_DIR\n", False),
+        ("CONT_JOBDIR=/a\nls ${CONT_JOB_DIR:-/b}\n", False),
+        ("CONT_JOBDIR=/a\nsource own.sh\nls $CONT_JOB_DIR\n", False),
+    ],
+)
+def test_names_that_differ_by_underscores(body, found):
+    assert (("E314", "warning") in codes(body)) == found

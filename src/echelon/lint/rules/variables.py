@@ -97,8 +97,7 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from find_short_arrays(subject)
     if not subject.is_job or sources_others(subject):
         return
-    if any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells):
-        return
+    doubtful = any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells)
     assigned = {assignment.name for assignment in subject.assignments}
     read = {name for shell in subject.shells for name in shell.names_read}
     unread = {name for name in assigned - read if name not in subject.exported}
@@ -112,7 +111,14 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
             name = use.name
             if use.guarded or name in assigned | told or not name[0].isalpha() or len(name) < 5:
                 continue
-            if loads and _OF_MODULE.search(name):
+            if twin := _twin(subject, name):
+                told.add(name)
+                yield Hit(
+                    at=Place(path, use.line),
+                    what=f"Nothing in the script sets `{name}`. It sets `{twin}`.",
+                    fix=f"${twin}",
+                )
+            if twin or doubtful or (loads and _OF_MODULE.search(name)):
                 continue
             if path == subject.path and _stops_at(subject, name):
                 told.add(name)
@@ -161,6 +167,25 @@ def _is_own(subject: Subject, name: str) -> bool:
     return chosen and not name.endswith("_proxy") and not re.search(own, "\n".join(texts))
 
 
+def _twin(subject: Subject, name: str) -> str:
+    """Return the variable of the script whose name differs only by underscores."""
+    found = [a for a in subject.assignments if _joined(a.name) == _joined(name)]
+    texts = [shell.text for shell in subject.shells]
+    otherwise = rf"\b(?:for|export|select|read|local|declare|mapfile|readarray)\b.*\b{name}\b"
+    if any(name in a.value.names for a in found):  # it gets the value of one from outside
+        return ""
+    loads = (c.text.lower() for c in subject.commands if c.name in ("module", "ml", "spack"))
+    if any(name.partition("_")[0].lower() in text for text in loads):
+        return ""
+    if any(re.search(rf"{otherwise}|\b{name}(?:\+?=|\[)|-v\s+{name}\b", text) for text in texts):
+        return ""
+    return found[0].name if found else ""
+
+
+def _joined(name: str) -> str:
+    return name.replace("_", "")
+
+
 def _nearest(name: str, unread: set[str]) -> str:
     same = [other for other in unread if other.lower() == name.lower()]
     found = same or difflib.get_close_matches(name, sorted(unread), n=1, cutoff=_ALIKE)
@@ -194,7 +219,8 @@ RULES = (
         check=find_never_set,
         why="Bash expands a variable that is not set to nothing, and stops at it after `set -u`. "
         "Without `set -u`, lint reports only names that resemble a variable that the script sets "
-        "and never reads; others may come from outside.",
+        "and never reads, or that differ from a variable only by underscores. Others may come from "
+        "outside.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
