@@ -54,9 +54,6 @@ class Files(Protocol):
         None if there is no repository, if it is too large, or if a submodule is not checked out.
         """
 
-    def names(self, path: str) -> frozenset[str] | None:
-        """Return the names of all files and folders in the repository that contains a file."""
-
     def lines_with(self, path: str) -> tuple[str, ...]:
         """Return the lines of the other files in the git repository that name a file."""
 
@@ -108,10 +105,6 @@ class DiskFiles:
         except (OSError, ValueError):
             return None
         return self._repositories[root] if root is not None else None
-
-    def names(self, path: str) -> frozenset[str] | None:
-        repository = self.repository(path)
-        return repository.names if repository else None
 
     def lines_with(self, path: str) -> tuple[str, ...]:
         try:

@@ -8,6 +8,7 @@ import difflib
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from echelon.core.frozen import frozen
 
@@ -29,7 +30,7 @@ class Repository:
     Those that begin with a slash are paths from the directory of the repository, others are names.
     """
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """The names of all files and folders; those of folders end in a slash."""
         return frozenset(map(_name, self.paths))

@@ -37,10 +37,6 @@ class TextFiles:
         above = {f"{folder}/" for path in self._texts for folder in PurePath(path).parents}
         return Repository(name="own", paths=frozenset({*self._texts, *above} - {"./"}))
 
-    def names(self, path):
-        repository = self.repository(path)
-        return repository.names if repository else None
-
     def lines_with(self, path):
         name = path.rpartition("/")[2]
         others = (text for other, text in self._texts.items() if other != path)

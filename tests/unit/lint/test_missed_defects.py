@@ -679,11 +679,12 @@ def test_the_names_of_a_repository(tmp_path):
     for name in ("job.sh", "src/train.py"):
         (tmp_path / name).write_text("\n")
     job = str(tmp_path / "src" / "job.sh")
-    assert DiskFiles().names(job) is None
+    assert DiskFiles().repository(job) is None
     (tmp_path / ".git").mkdir()
-    assert DiskFiles().names(job) == {"job.sh", "src/", "data", "empty/", "train.py"}
+    names = DiskFiles().repository(job).names
+    assert names == {"job.sh", "src/", "data", "empty/", "train.py"}
     (tmp_path / ".gitmodules").write_text("\n")
-    assert DiskFiles().names(job) is None  # the empty folder may be a submodule
+    assert DiskFiles().repository(job) is None  # the empty folder may be a submodule
 
 
 OPTIONS = """\

@@ -75,12 +75,15 @@ def _missing_targets(subject: Subject) -> Iterator[Hit]:
     text = "\n".join(shell.text for shell in subject.shells)
     if subject.batch is None or not subject.is_job or "<<" in text or _GOES_AWAY.search(text):
         return
-    names, told = subject.files.names(subject.path), set[str]()
-    for number, line in enumerate(subject.batch.text.split("\n") if names else (), start=1):
+    told = set[str]()
+    for number, line in enumerate(subject.batch.text.split("\n"), start=1):
         found = None if line.lstrip().startswith("#") else _INTO.search(line)
         folder = found[1].rstrip("/").removeprefix("./") if found else ""
         first = folder.partition("/")[0]
-        if not folder or folder in told or f"{first}/" in (names or ()) or first == "..":
+        if not folder or folder in told or first == "..":
+            continue
+        repository = subject.files.repository(subject.path)
+        if repository is None or f"{first}/" in repository.names:
             continue
         if re.search(rf"(?:mkdir|install|makedirs|clone|rsync|cp|mv|tar)\b.*\b{first}\b", text):
             continue
