@@ -147,7 +147,7 @@ class Command:
     looped: bool = False
     """In a `for` loop, and otherwise certain."""
     unchecked: bool = False
-    """The script continues if it fails: in no condition, pipe or function, nor before && or ||."""
+    """The script continues if it fails: in no condition or function, nor before | or ||."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False

@@ -4,14 +4,26 @@ A protocol, because tests lint scripts that exist only in memory.
 """
 
 import os
+import re
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from echelon.lint.repository import SKIPPED, Repository, read_ignored, read_submodules
 
 _LARGEST_BYTES = 1_000_000
 """Larger files are data, not scripts."""
 _MOST_NAMES = 20_000
 """Maximum number of entries of a repository to read."""
-_SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
+_EXECUTABLE = 0o111
+_MOST_BYTES = 20_000_000
+"""Maximum size of the files to search for a name."""
+_LONGEST_LINE = 1000
+_READ = re.compile(
+    r"^[^.]+$|\.(?:py|sh|bash|sbatch|slurm|job|pl|R|jl|m|md|rst|txt|mk|ya?ml|toml|smk)$"
+)
+"""Files that may mention a script."""
 
 
 class Place(NamedTuple):
@@ -33,12 +45,17 @@ class Files(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
-    def names(self, path: str) -> frozenset[str] | None:
-        """Return the names of all files and folders in the git repository that contains a file.
+    def is_executable(self, path: str) -> bool:
+        """Tell whether a file is executable, or the modes of its repository are not kept."""
 
-        Those of folders end in a slash, but not those of links to folders. None if there is no
-        repository, if it is too large, or if a submodule is not checked out.
+    def repository(self, path: str) -> Repository | None:
+        """Return the git repository that contains a file.
+
+        None if there is no repository, if it is too large, or if a submodule is not checked out.
         """
+
+    def lines_with(self, path: str) -> tuple[str, ...]:
+        """Return the lines of the other files in the git repository that name a file."""
 
     def __hash__(self) -> int: ...
 
@@ -46,7 +63,7 @@ class Files(Protocol):
 class DiskFiles:
     def __init__(self) -> None:
         self._read: dict[str, str | None] = {}
-        self._names: dict[Path, frozenset[str] | None] = {}
+        self._repositories: dict[Path, Repository | None] = {}
 
     def read(self, path: str) -> str | None:
         """Return the text of a file as it was at the first read."""
@@ -69,28 +86,76 @@ class DiskFiles:
         except (OSError, ValueError):
             return False
 
-    def names(self, path: str) -> frozenset[str] | None:
+    def is_executable(self, path: str) -> bool:
         try:
-            above = Path(path).absolute().parents
-            root = next((folder for folder in above if (folder / ".git").exists()), None)
-            if root is not None and root not in self._names:
-                self._names[root] = _names_below(root)
+            root = _root_of(path)
+            if Path(path).stat().st_mode & _EXECUTABLE or root is None:
+                return True
+            places = islice(root.rglob("*"), _MOST_NAMES)
+            files = (place for place in places if place.is_file() and ".git" not in place.parts)
+            return not any(place.stat().st_mode & _EXECUTABLE for place in files)
+        except (OSError, ValueError):
+            return True
+
+    def repository(self, path: str) -> Repository | None:
+        try:
+            root = _root_of(path)
+            if root is not None and root not in self._repositories:
+                self._repositories[root] = _list_repository(root)
         except (OSError, ValueError):
             return None
-        return self._names[root] if root is not None else None
+        return self._repositories[root] if root is not None else None
+
+    def lines_with(self, path: str) -> tuple[str, ...]:
+        try:
+            own = Path(path).absolute()
+            root = _root_of(path)
+            return tuple(_lines_below(root, own)) if root is not None else ()
+        except (OSError, ValueError):
+            return ()
 
 
-def _names_below(root: Path) -> frozenset[str] | None:
-    found, read = set[str](), 0
-    modules = (root / ".gitmodules").exists()
+def _root_of(path: str) -> Path | None:
+    """Return the directory of the git repository that contains a file."""
+    above = Path(path).absolute().parents
+    return next((folder for folder in above if (folder / ".git").exists()), None)
+
+
+def _lines_below(root: Path, own: Path) -> Iterator[str]:
+    """Yield the lines of scripts and documents that contain the name of a file."""
+    name, read = own.name.encode(), 0
+    for place, folders, names in os.walk(root):
+        folders[:] = sorted(folder for folder in folders if folder not in SKIPPED)
+        for file in (Path(place) / one for one in sorted(names) if _READ.search(one)):
+            if file == own or not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
+                continue
+            text = file.read_bytes()
+            read += len(text)
+            if read > _MOST_BYTES:
+                return
+            if name in text:
+                lines = (line for line in text.split(b"\n") if name in line)
+                yield from (line[:_LONGEST_LINE].decode(errors="replace") for line in lines)
+
+
+def _list_repository(root: Path) -> Repository | None:
+    found, unlisted, read = set[str](), set(SKIPPED), 0
+    modules = root / ".gitmodules"
+    if modules.exists():
+        unlisted.update(read_submodules(modules.read_text(errors="replace")))
     for place, folders, names in os.walk(root):
         read += len(folders) + len(names)
-        if read > _MOST_NAMES or (modules and not folders and not names):
+        if read > _MOST_NAMES or (modules.exists() and not folders and not names):
             return None
+        here = "" if place == str(root) else f"{os.path.relpath(place, root)}/"
         links = [name for name in folders if (Path(place) / name).is_symlink()]
-        folders[:] = [name for name in folders if name not in _SKIPPED and name not in links]
-        found |= {*names, *links, *(f"{name}/" for name in folders)}
-    return frozenset(found)
+        folders[:] = [name for name in folders if name not in SKIPPED and name not in links]
+        found.update(f"{here}{name}" for name in (*names, *links))
+        found.update(f"{here}{name}/" for name in folders)
+        if ".gitignore" in names:
+            text = (Path(place) / ".gitignore").read_text(errors="replace")
+            unlisted.update(read_ignored(text, here))
+    return Repository(name=root.name, paths=frozenset(found), unlisted=frozenset(unlisted))
 
 
 def beside(path: str, name: str) -> str:

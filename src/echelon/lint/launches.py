@@ -97,6 +97,8 @@ class Launch:
     program: Word | None = None
     """The Python file, or the module given with -m."""
     module: bool = False
+    looked_up: bool = False
+    """The program is a bare name, which is looked up in PATH."""
     arguments: tuple[Word, ...] = ()
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
@@ -246,7 +248,8 @@ class _Finder:
         source = self._files.read(place)
         first = (source or "").split("\n", 1)[0]
         if name.endswith(".py") or (first.startswith("#!") and "python" in first):
-            self._add(command, state, program=words[0], arguments=words[1:])
+            bare = not told and "/" not in name
+            self._add(command, state, program=words[0], arguments=words[1:], looked_up=bare)
         elif source is not None and (told or name.endswith(".sh") or "sh" in first[:30]):
             script = Word(text=source, line=1, text_line=1)
             self._enter(script, path=place, positional=tuple(words[1:]), state=state)
@@ -324,6 +327,7 @@ class _Finder:
         arguments: tuple[Word, ...],
         launcher: Launcher | None = None,
         module: bool = False,
+        looked_up: bool = False,
     ) -> None:
         assert state.command is not None
         self._found.launches.append(
@@ -338,6 +342,7 @@ class _Finder:
                 launcher=launcher,
                 program=program,
                 module=module,
+                looked_up=looked_up,
                 arguments=arguments,
                 variables=state.variables,
             )

@@ -22,6 +22,8 @@ from echelon.lint.rules import (
     environment,
     failures,
     frameworks,
+    hidden,
+    missing,
     names,
     nodes,
     output,
@@ -31,6 +33,7 @@ from echelon.lint.rules import (
     processes,
     prose,
     saving,
+    signals,
     start,
     statuses,
     syntax,
@@ -39,14 +42,15 @@ from echelon.lint.rules import (
 )
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject, read_subject
+from echelon.lint.unfinished import is_unfinished
 
 THEMES = {
     "`#SBATCH` directives": (directive_lines, amounts, placeholders),
-    "Launching": (start, nodes, arguments, commands, syntax, paths, prose, frameworks),
+    "Launching": (start, nodes, arguments, commands, syntax, paths, missing, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
-    "Output and failures": (output, failures, statuses),
-    "Python scripts": (data, saving, processes, names),
+    "Output and failures": (output, failures, statuses, signals),
+    "Python scripts": (data, saving, processes, names, hidden),
 }
 RULES: tuple[Rule, ...] = tuple(
     sorted(
@@ -55,6 +59,8 @@ RULES: tuple[Rule, ...] = tuple(
     )
 )
 
+_IN_ANY_FILE = frozenset({"E108", "E109"})
+"""Rules about line endings and the byte order mark, which remain when a script is completed."""
 _IGNORE = pattern(
     r"#\s*echelon:\s*ignore(?P<whole>-file)?\b(?P<codes>\s+E\d+(?:[\s,]+E\d+)*)?",
     re.IGNORECASE,
@@ -98,7 +104,23 @@ def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> li
                 hit = replace(hit, edits=())  # noqa: PLW2901
             severity = hit.severity or rule.severity
             found.setdefault((rule.code, hit.at.path, severity, hit.what), []).append((span, hit))
-    return _before_stops([_merged(key, same) for key, same in found.items()])
+    return _certain(subject, _before_stops([_merged(key, same) for key, same in found.items()]))
+
+
+def _certain(subject: Subject, findings: list[Finding]) -> list[Finding]:
+    """Lower the errors of a script that another program, or a person, completes first."""
+    doubtful = [
+        finding
+        for finding in findings
+        if finding.severity is Severity.ERROR
+        and finding.path == subject.path
+        and finding.code not in _IN_ANY_FILE
+    ]
+    if not subject.shells or not doubtful:
+        return findings
+    if not is_unfinished(subject.path, subject.text, subject.files):
+        return findings
+    return [replace(f, severity=Severity.WARNING) if f in doubtful else f for f in findings]
 
 
 def _before_stops(findings: list[Finding]) -> list[Finding]:

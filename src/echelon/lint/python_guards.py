@@ -86,7 +86,9 @@ def _around(script: PythonScript, parent: ast.AST, below: ast.AST, depth: int) -
         yield f"{condition} == {unparse(below.pattern)}" if condition else ""
         yield _about_rank(script, below.guard, depth) if below.guard else ""
     elif isinstance(parent, ast.With | ast.AsyncWith):
-        yield from (_helper(script, item.context_expr) for item in parent.items)
+        used = (item.context_expr for item in parent.items)
+        # Arguments, such as disable=rank != 0, are no conditions of the block.
+        yield from (_helper(script, one.func if isinstance(one, ast.Call) else one) for one in used)
     elif isinstance(parent, ast.Call) and isinstance(below, ast.Lambda):
         yield _helper(script, parent.func)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, zip_longest
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -85,6 +85,8 @@ class _Context:
     piped_into: tuple[str, ...] = ()
     piped: bool = False
     stdin: Word | None = None
+    more: tuple[Word, ...] = ()
+    """Arguments of a command that are behind a redirection."""
 
 
 class _Reader:
@@ -181,10 +183,10 @@ class _Reader:
 
     def _walk_list(self, node: Node, context: _Context) -> None:
         """Read a && b || c: the commands after the first may not run."""
-        last, alternatives = len(node.children) - 1, "||" in {c.type for c in node.children}
+        alternatives = "||" in {c.type for c in node.children}
         for number, child in enumerate(node.children):
             certain = context.certain and number == 0
-            unchecked = context.unchecked and number == last and not alternatives
+            unchecked = context.unchecked and not alternatives
             inner = replace(context, certain=certain, looped=False, unchecked=unchecked)
             self.walk(child, inner)
 
@@ -195,7 +197,12 @@ class _Reader:
             into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
             piped = context.piped or number > 0
             inner = replace(
-                context, piped_into=into, piped=piped, certain=False, looped=False, unchecked=False
+                context,
+                piped_into=into,
+                piped=piped,
+                certain=False,
+                looped=False,
+                unchecked=context.unchecked and number == len(parts) - 1,
             )
             self.walk(part, inner)
 
@@ -209,6 +216,7 @@ class _Reader:
         body = node.child_by_field_name("body")
         heredoc, target = None, ""
         later: tuple[str, ...] = ()
+        more: list[Word] = []
         for redirect in _redirects(node):
             if redirect.type == "heredoc_redirect":
                 heredoc = self._words.heredoc(redirect) or heredoc
@@ -220,6 +228,7 @@ class _Reader:
                 )
             elif redirect.type == "file_redirect":
                 target = self._target(redirect) or target
+                more += self._behind(redirect)
             for child in redirect.named_children:
                 if child.type in ("pipeline", "list", "process_substitution", "command"):
                     self.walk(child, replace(context, piped=True))
@@ -227,7 +236,18 @@ class _Reader:
             self._written[target] = heredoc
         into = later + context.piped_into
         if body is not None:
-            self.walk(body, replace(context, stdin=heredoc or context.stdin, piped_into=into))
+            context = replace(context, stdin=heredoc or context.stdin, piped_into=into)
+            self.walk(body, replace(context, more=tuple(more) if body.type == "command" else ()))
+
+    def _behind(self, redirect: Node) -> list[Word]:
+        """Return the words after a redirection, which the grammar takes for more of its targets."""
+        targets = redirect.children_by_field_name("destination")
+        words: list[Word] = []
+        for before, child in pairwise([*redirect.children[:1], *targets]):
+            if "\n" in self._source.between(before.end_byte, child.start_byte).replace("\\\n", ""):
+                break
+            words += self._words.word(child) if before in targets else []
+        return words
 
     def _ends_indented(self, redirect: Node) -> bool:
         """Tell whether the end of a here-document is indented, which bash does not accept."""
@@ -341,7 +361,7 @@ class _Reader:
         if name is None:
             return
         words = options + [w for child in name.children for w in self._words.word(child)]
-        words += self._arguments(node)
+        words += [*self._arguments(node), *context.more]
         if words:
             self._add(words, own, options[0].line if options else self._line(name), context)
 

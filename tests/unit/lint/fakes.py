@@ -1,10 +1,12 @@
 """Stand-ins for what lint reads."""
 
 import os
+from pathlib import PurePath
 
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError
 from echelon.lint.linting import lint
+from echelon.lint.repository import Repository
 
 
 def without_time(findings):
@@ -26,13 +28,19 @@ class TextFiles:
     def is_folder(self, path):
         return os.path.normpath(path) in self._folders
 
-    def names(self, path):  # noqa: ARG002
+    def is_executable(self, path):
+        return not path.endswith("plain.sh")
+
+    def repository(self, path):  # noqa: ARG002
         if not self._repository:
             return None
-        parts = [path.split("/") for path in self._texts]
-        return frozenset(
-            {names[-1] for names in parts} | {f"{one}/" for names in parts for one in names[:-1]}
-        )
+        above = {f"{folder}/" for path in self._texts for folder in PurePath(path).parents}
+        return Repository(name="own", paths=frozenset({*self._texts, *above} - {"./"}))
+
+    def lines_with(self, path):
+        name = path.rpartition("/")[2]
+        others = (text for other, text in self._texts.items() if other != path)
+        return tuple(line for text in others for line in text.split("\n") if name in line)
 
 
 class SlurmOf(LocalShell):

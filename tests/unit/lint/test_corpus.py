@@ -28,7 +28,7 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.py"))
 class Snippets(DiskFiles):
     """Files whose Python scripts are left out."""
 
-    def names(self, path):  # noqa: ARG002
+    def repository(self, path):  # noqa: ARG002
         return None
 
 

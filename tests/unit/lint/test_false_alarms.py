@@ -693,7 +693,11 @@ def test_ranks_that_lint_cannot_read_may_share_a_gpu(text, kind):
 
 @pytest.mark.parametrize(
     ("parser", "kind"),
-    [("argparse.ArgumentParser()", "error"), ("options.Options()", "warning")],
+    [
+        ("argparse.ArgumentParser()", "error"),
+        ("options.Options()", "warning"),
+        ("argparse.ArgumentParser()\noptions.add(parser)\nargs = parser", "warning"),
+    ],
 )
 def test_a_parser_that_may_know_the_local_rank(parser, kind):
     python = f"import argparse, options\nargs = {parser}.parse_args()\n"
@@ -706,8 +710,6 @@ def test_a_parser_that_may_know_the_local_rank(parser, kind):
 )
 def test_calls_in_a_branch_may_not_be_reached(branch, kind):
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun python a.py\n"
-    python = f"import sys\nimport lightning\n{branch}lightning.Trainer(devices=4, num_nodes=2)\n"
-    assert severities(head, "E214", a=python) == [kind]
     python = (
         f"import sys\nimport torch.distributed as dist\n{branch}dist.init_process_group('ncll')\n"
     )
@@ -798,3 +800,301 @@ def test_modules_set_variables(before, kinds):
 )
 def test_a_last_command_that_may_itself_fail(before, end, kinds):
     assert severities(f"{JOB}{before}\npython a.py\n{end}\n", "E507", a="x = 1\n") == kinds
+
+
+# --- what another program, or a person, completes -------------------------------------------
+
+
+def in_repository(script, path="job.sh", **others):
+    files = TextFiles({path: script, **{name.replace("_", "."): t for name, t in others.items()}})
+    found = lint(script, path=path, files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity)) for f in found if str(f.severity) != "advice"]
+
+
+ODD = f"{JOB}#SBATCH --mem=lots\npython a.py\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "kind"),
+    [
+        ({"submit_sh": "sed 's/lots/4G/' job.sh | sbatch\n"}, "warning"),
+        ({"submit_sh": "cat job.sh tail.sh > all.sh\n"}, "warning"),
+        ({"submit_py": "text = open('job.sh').read().replace('lots', '4G')\n"}, "warning"),
+        ({"submit_py": "TEMPLATE = 'job.sh'\n"}, "warning"),
+        ({"README_md": "Run `sbatch job.sh`.\n"}, "error"),
+        ({"submit_sh": "sbatch job.sh\n"}, "error"),
+        ({"submit_sh": "sed -i s/a/b/ config.yaml\n"}, "error"),
+    ],
+)
+def test_a_script_that_another_one_completes(others, kind):
+    assert in_repository(ODD, **others) == [("E111", kind)]
+
+
+@pytest.mark.parametrize(
+    ("path", "comment", "kind"),
+    [
+        ("job.sh", "", "error"),
+        ("job.sh", "# Template of a job.", "warning"),
+        ("job.sh", "# Change the account before you submit this.", "warning"),
+        ("job.sh", "# Remove these lines.", "warning"),
+        ("job.sh", "# Run mkdir logs before submitting.", "error"),
+        ("slurm/job_template.sh", "", "warning"),
+        ("tests/fixtures/job.sh", "", "warning"),
+        ("tests/job.sh", "", "error"),
+        ("job.sh.j2", "", "warning"),
+        ("job.sh", "{% if gpu %}", "warning"),
+        ("job.sh", "echo {{ name }}", "warning"),
+        ("job.sh", "#SBATCH --ntasks=N_TASKS", "warning"),
+        ("job.sh", "#SBATCH --partition=GPU_SHARED", "error"),
+        ("job.sh", "docker ps --format '{{.Names}}'", "error"),
+    ],
+)
+def test_a_script_that_is_not_finished(path, comment, kind):
+    script = ODD.replace("python a.py", f"{comment}\npython a.py")
+    assert ("E111", kind) in in_repository(script, path)
+
+
+def test_line_endings_are_wrong_in_a_template_too():
+    assert ("E108", "error") in in_repository(ODD.replace("\n", "\r\n"), "template.sh")
+
+
+def test_a_template_has_no_placeholders():
+    script = f"{JOB}#SBATCH --job-name N_{{{{ '%d'|format(n) }}}}\npython a.py\n"
+    assert in_repository(script) == []
+
+
+def test_a_late_directive_that_repeats_an_earlier_one():
+    assert severities(f"{JOB}cd a\n#SBATCH --nodes=1  # one\npython a.py\n", "E102") == []
+
+
+def test_a_late_directive_of_another_script_in_the_file():
+    script = f"{JOB}python a.py\n\n#!/bin/bash\n#SBATCH --mem=4G\npython b.py\n"
+    assert severities(script, "E102") == ["warning"]
+    assert severities(script.replace("#!/bin/bash\n#SBATCH --mem", "#SBATCH --mem"), "E102") == [
+        "error"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("exit 0\n", []),
+        ("exit  # notes\n", []),
+        ("if true; then\nexit\nfi\n", ["error"]),
+        ("", ["error"]),
+    ],
+)
+def test_bash_does_not_read_what_is_after_an_exit(before, found):
+    assert severities(f"{JOB}python a.py\n{before}notes (of mine\n", "E210") == found
+
+
+@pytest.mark.parametrize("name", ["profile", "display", "reload"])
+def test_a_name_that_another_program_defines(name):
+    assert severities(f"{JOB}python a.py\n", "E626", a=f"print({name})\n") == ["warning"]
+
+
+@pytest.mark.parametrize(("head", "kind"), [("", "error"), ("[ -f b ] && ", "warning")])
+def test_an_undefined_name_in_a_script_that_may_not_run(head, kind):
+    assert severities(f"{JOB}{head}python a.py\n", "E626", a="print(nothing)\n") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "kind"),
+    [
+        ("python", "print 'x'\n", "warning"),
+        ("python3", "print 'x'\n", "error"),
+        ("torchrun --standalone", "print 'x'\n", "error"),
+        ("python", "if True print(1)\n", "error"),
+    ],
+)
+def test_a_script_for_python_2(program, text, kind):
+    assert severities(f"{JOB}{program} a.py\n", "E627", a=text) == [kind]
+
+
+@pytest.mark.parametrize(("line", "kind"), [("", "error"), ("[ -f b ] && ", "warning")])
+def test_a_background_command_that_may_not_run(line, kind):
+    assert severities(f"{JOB}{line}python a.py &\n", "E504") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("shell", "found"),
+    [("bash -login", []), ("bash --login", []), ("bash -el", []), ("bash -e", ["warning"])],
+)
+def test_a_login_shell_may_know_conda(shell, found):
+    script = f"#!/bin/{shell}\n#SBATCH --nodes=1\nconda activate a\npython a.py\n"
+    assert severities(script, "E408") == found
+
+
+@pytest.mark.parametrize(
+    ("before", "launch", "kind"),
+    [
+        ("", "srun torchrun --nproc_per_node=2 --standalone a.py", "error"),
+        ("if [ -f b ]; then ", "srun torchrun --nproc_per_node=2 --standalone a.py; fi", "warning"),
+        (
+            "",
+            "srun bash -c 'torchrun --nproc_per_node=2 --node_rank=$SLURM_PROCID a.py'",
+            "warning",
+        ),
+        ("#SBATCH --gpus-per-task=2\n", "srun torchrun --nproc_per_node=2 a.py", "warning"),
+    ],
+)
+def test_launchers_that_are_nodes_of_their_own(before, launch, kind):
+    script = f"{JOB}#SBATCH --ntasks-per-node=2\n{before}{launch}\n"
+    assert severities(script, "E202") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"), [("", "error"), ("[ -f b ] && ", "warning"), ("for i in 1; do ", "error")]
+)
+def test_a_launcher_without_srun_that_may_not_run(before, kind):
+    end = "; done" if "do" in before else ""
+    script = f"#!/bin/bash\n#SBATCH --nodes=2\n{before}torchrun --nnodes=2 a.py{end}\n"
+    assert severities(script, "E201") == [kind]
+
+
+@pytest.mark.parametrize(("call", "kind"), [("load()", "error"), ("", "warning")])
+def test_a_loader_in_a_function_that_nothing_calls(call, kind):
+    python = (
+        "from torch.utils.data import DataLoader, DistributedSampler\n"
+        "def load():\n    sampler = DistributedSampler([1])\n"
+        f"    return DataLoader([1], shuffle=True, sampler=sampler)\n{call}\n"
+    )
+    assert severities(f"{JOB}python a.py\n", "E601", a=python) == [kind]
+
+
+def test_backends_of_other_packages():
+    python = "import torch.distributed as dist\ndist.init_process_group('mccl')\n"
+    assert severities(f"{JOB}python a.py\n", "E624", a=python) == []
+
+
+@pytest.mark.parametrize("line", ["import six.moves.builtins", "gettext.install('a')", "vars()"])
+def test_names_that_a_script_may_define_otherwise(line):
+    assert severities(f"{JOB}python a.py\n", "E626", a=f"{line}\nprint(nothing)\n") == []
+
+
+def test_a_document_with_scripts():
+    script = f"{JOB}#SBATCH --mem=lots\npython a.py\n# ```\n```bash\nls\n```\n"
+    assert ("E111", "warning") in in_repository(script)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd $WORK # /scratch/<user>/runs", []),
+        ("cd /scratch/<user>/runs", ["warning"]),
+        ("python a.py # --out=/data/<name>/b", []),
+    ],
+)
+def test_a_placeholder_in_a_comment_behind_a_command(line, found):
+    assert severities(f"{JOB}{line}\npython a.py\n", "E116") == found
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        ("with bar(loader, disable=rank != 0):", []),
+        ("with only_if(is_main(rank)):", []),
+        ("if rank == 0:", ["warning"]),
+    ],
+)
+def test_an_argument_of_a_context_manager_is_no_condition(block, found):
+    train = f"""\
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DDP(torch.nn.BatchNorm1d(2))
+{block}
+    model(torch.ones(4, 2))
+dist.destroy_process_group()
+"""
+    assert severities(f"{JOB}torchrun --nproc_per_node=2 a.py\n", "E615", a=train) == found
+
+
+@pytest.mark.parametrize(
+    ("array", "kinds"),
+    [("0-0", ["advice"]), ("1", ["advice"]), ("0-1", ["warning"]), ("1-$N", ["warning"])],
+)
+def test_an_array_of_one_task_shares_no_file(array, kinds):
+    script = f"{JOB}#SBATCH --array={array}\n#SBATCH --output=a.out\npython a.py\n"
+    assert severities(script, "E502") == kinds
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/opt/conda/envs/ml/bin", "advice"),
+        ("/data/ml/bin", "advice"),
+        ("/opt/conda/bin", "warning"),
+        ("~/.local/bin", "warning"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_environment_that_the_path_has_anyway(path, kind, order):
+    lines = ["conda activate ml", f'export PATH="{path}:$PATH"'][::order]
+    assert severities(f"{JOB}{lines[0]}\n{lines[1]}\npython a.py\n", "E408") == [kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("requirements.txt", "numpy\ntorch>=2.0\n", "warning"),
+        ("requirements.txt", "torch==1.13.1\ntorchvision==0.20\n", "advice"),
+        ("environment.yml", "  - pytorch=2.1.0=py3\n", "warning"),
+        ("pyproject.toml", 'torch = "^2.2"\n', "warning"),
+        ("requirements.txt", "torch\n", "advice"),
+    ],
+)
+def test_the_spelling_of_the_local_rank_before_torch_2(name, text, kind):
+    python = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--local_rank')\n"
+    files = TextFiles({"a.py": f"{python}p.parse_args()\n", name: text})
+    script = f"{JOB}python -m torch.distributed.launch --nproc_per_node=2 a.py\n"
+    found = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in found if f.code == "E207"] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("test", "kinds"),
+    [
+        ('job == "server"', ["advice"]),
+        ('job != "worker"', ["advice"]),
+        ('job == "worker"', ["warning"]),
+        ('job == "server" or debug', ["warning"]),
+    ],
+)
+def test_names_in_a_branch_that_a_constant_excludes(test, kinds):
+    python = f'import os\njob = "worker"\ndebug = os.sep\nif {test}:\n    print(nothing)\n'
+    assert severities(f"{JOB}python a.py\n", "E626", a=python) == kinds
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "found"),
+    [
+        ("exclude", ("n[1-2]", "n[1-4]"), []),
+        ("exclude", ("n1", "n2", "n1,n2"), []),
+        ("exclude", ("n1", "n2"), ["warning"]),
+        ("gres", ("gpu:1", "gpu:1,tmp:5"), []),
+        ("constraint", ("a", "a&b"), []),
+        ("time", ("1:00", "11:00"), ["warning"]),
+        ("nodes", ("1", "2"), ["warning"]),
+    ],
+)
+def test_a_repeated_option_that_contains_the_earlier_value(option, values, found):
+    lines = "".join(f"#SBATCH --{option}={value}\n" for value in values)
+    assert severities(f"#!/bin/bash\n{lines}python a.py\n", "E107") == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("job-stats.py", []),
+        ("srun job-stats.py --all", []),
+        ("python job-stats.py", ["warning"]),
+        ("srun python job-stats.py", ["warning"]),
+        ("./job-stats.py", ["warning"]),
+    ],
+)
+def test_a_bare_name_is_looked_up_in_path(line, found):
+    files = TextFiles({"job.sh": "", "train.py": ""}, repository=True)
+    findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in findings if f.code == "E215"] == found

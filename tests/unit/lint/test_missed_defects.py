@@ -533,10 +533,12 @@ def test_a_script_that_is_one_of_two_files():
         ("Rscript fit.R\ndate\n", ["warning"]),
         ("for i in 1 2; do\n  uv run tool $i\ndone\n", ["advice"]),
         ("if python a.py; then\n  echo good\nfi\necho done\n", []),
-        ("python a.py || echo failed\necho done\n", []),
+        ("python a.py || echo failed\necho done\n", ["advice"]),
+        ("python a.py \\\n  --fast || true\n", ["advice"]),
+        ("python a.py || exit 1\necho done\n", []),
         ("! python a.py\necho done\n", []),
         ("while ! python a.py; do sleep 9; done\necho done\n", []),
-        ("uv sync\necho done\n", []),
+        ("uv sync\necho done\n", ["advice"]),
         ("Rscript --version\necho done\n", []),
     ],
 )
@@ -595,7 +597,19 @@ def test_a_directory_whose_dollar_sign_is_missing(body, found):
         ("align reads.fa || exit 1\necho done\n", []),
         ("align reads.fa\nif [ $? != 0 ]; then exit 1; fi\necho done\n", []),
         ("set -e\nalign reads.fa\necho done\n", []),
-        ("align reads.fa\ncount reads.sam\n", []),
+        ("align reads.fa\ncount reads.sam\n", ["advice"]),
+        ("align reads.fa && count=1\nmail me\n", ["advice"]),
+        ("echo a | align\nls\n", ["advice"]),
+        ("for i in a b; do align $i; done\ndate\n", ["advice"]),
+        ("for i in a b; do\n  if [ -f $i ]; then align $i; fi\ndone\nplot\n", ["advice"]),
+        ("align reads.fa\nexit\n", []),
+        ("align reads.fa &\nserve\nkill $!\n", []),
+        ("run() {\n  align $1\n}\nrun a\nrun b\n", ["advice"]),
+        ("say() {\n  echo $1\n}\nsay a\nalign b\n", []),
+        ("check() {\n  [ -f $1 ] || exit 1\n}\ncheck a\nalign b\n", []),
+        ("source tools.sh\nalign reads.fa\ncount reads.sam\n", []),
+        ("source /opt/tools.sh\nalign reads.fa\ncount reads.sam\n", ["advice"]),
+        ("Align = 4\ncount reads.sam\n", []),
         ("module load aligner\necho done\n", []),
     ],
 )
@@ -665,11 +679,12 @@ def test_the_names_of_a_repository(tmp_path):
     for name in ("job.sh", "src/train.py"):
         (tmp_path / name).write_text("\n")
     job = str(tmp_path / "src" / "job.sh")
-    assert DiskFiles().names(job) is None
+    assert DiskFiles().repository(job) is None
     (tmp_path / ".git").mkdir()
-    assert DiskFiles().names(job) == {"job.sh", "src/", "data", "empty/", "train.py"}
+    names = DiskFiles().repository(job).names
+    assert names == {"job.sh", "src/", "data", "empty/", "train.py"}
     (tmp_path / ".gitmodules").write_text("\n")
-    assert DiskFiles().names(job) is None  # the empty folder may be a submodule
+    assert DiskFiles().repository(job) is None  # the empty folder may be a submodule
 
 
 OPTIONS = """\
@@ -737,3 +752,611 @@ def test_threads_of_one_command(line, found):
     head = f"{JOB}#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=8\n"
     head += "#SBATCH --ntasks-per-node=1\n"
     assert (("E403", "warning") in codes(f"{line}\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align a &\nalign b &\nwait\n", ["advice"]),
+        ("gpu_monitor.sh &\npython a.py\nwait\n", []),
+        ("python a.py &\nwait\n", ["warning"]),
+    ],
+)
+def test_wait_for_programs_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E503"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align a &\necho started\n", ["warning"]),
+        ("align a &\nalign b\n", ["advice"]),
+        ("align a &\nalign b\nwait\n", []),
+        ("luigid &\nluigi a\n", []),
+        ("code-server &\necho started\n", []),
+    ],
+)
+def test_a_background_program_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E504"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("align a | tee log\n", ["advice"]),
+        ("set -o pipefail\nalign a | tee log\n", []),
+        ("echo a | tee log\n", []),
+        ("align a | sort\n", []),
+    ],
+)
+def test_a_pipe_of_a_program_that_lint_does_not_know(body, kinds):
+    assert [severity for code, severity in codes(body) if code == "E505"] == kinds
+
+
+ARRAY = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --array={}\n"
+
+
+@pytest.mark.parametrize(
+    ("indices", "body", "kinds"),
+    [
+        ("0-3", "A=(a b c)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", ["warning"]),
+        ("1-3", "A=(a b c)\npython a.py ${A[SLURM_ARRAY_TASK_ID]}\n", ["warning"]),
+        ("1-3", "A=(a b c)\npython a.py ${A[$SLURM_ARRAY_TASK_ID-1]}\n", []),
+        ("1-3", "A=(a b c)\npython a.py ${A[$((SLURM_ARRAY_TASK_ID - 1))]}\n", []),
+        ("1-4", "A=(a b c)\ni=$((SLURM_ARRAY_TASK_ID-1))\npython a.py ${A[$i]}\n", ["warning"]),
+        ("0-2%2", "A=(\n  a # one\n  b\n  c\n)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0,5", "A=(a b)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", ["warning"]),
+        ("0-3", "A=(a b)\nA+=(c d)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=($B)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=(data/*)\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=({1..4})\npython a.py ${A[$SLURM_ARRAY_TASK_ID]}\n", []),
+        ("0-3", "A=(a b)\npython a.py ${A[$((SLURM_ARRAY_TASK_ID / 2))]}\n", []),
+    ],
+)
+def test_an_index_beyond_the_end_of_an_array(indices, body, kinds):
+    found = codes(body, ARRAY.format(indices))
+    assert [severity for code, severity in found if code == "E314"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("indices", "body", "found"),
+    [
+        ("1-9", "python a.py\n", True),
+        ("1-9%1", "python a.py\n", False),
+        ("3", "python a.py\n", False),
+        ("1-9", "python a.py $SLURM_ARRAY_TASK_ID\n", False),
+        ("1-9", "wandb agent a\n", False),
+        ("1-9", "python a.py --seed $RANDOM\n", False),
+    ],
+)
+def test_tasks_of_an_array_that_do_the_same(indices, body, found):
+    assert (("E202", "advice") in codes(body, ARRAY.format(indices))) == found
+    other = "import os\nprint(os.environ['SLURM_ARRAY_TASK_ID'])\n"
+    assert "E202" not in dict(codes(body, ARRAY.format(indices), a=other))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("id=$SLURM_ARRAY_TASK_ID\npython a.py $id\n", True),
+        ("./align $SLURM_ARRAY_TASK_ID\n", True),
+        ("echo $SLURM_ARRAY_TASK_ID\n./align\n", False),
+        ("./align ${SLURM_ARRAY_TASK_ID:-0}\n", False),
+        ("# sbatch --array=0-9 job.sh\n./align $SLURM_ARRAY_TASK_ID\n", False),
+        ('if [ -n "$SLURM_ARRAY_TASK_ID" ]; then ./align $SLURM_ARRAY_TASK_ID; fi\n', False),
+    ],
+)
+def test_the_index_of_a_task_without_an_array(body, found):
+    assert (("E407", "advice") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "python", "found"),
+    [
+        ("#SBATCH --gres=gpu:4\n", "python a.py\n", None, True),
+        ("#SBATCH --gres=gpu:4\n", "python a.py\n", "print()\n", True),
+        ("#SBATCH --gres=gpu:4\n", "python a.py\n", "torch.nn.DataParallel(m)\n", False),
+        ("#SBATCH --gres=gpu:1\n", "python a.py\n", None, False),
+        ("#SBATCH --gres=gpu:4\n", "python a.py --gpus 4\n", None, False),
+        ("#SBATCH --gres=gpu:4\n", "python a.py &\npython b.py\nwait\n", None, False),
+        ("#SBATCH --gres=gpu:4\n", "# gpus\npython a.py\n", None, True),
+    ],
+)
+def test_one_process_in_a_job_of_several_gpus(head, body, python, found):
+    beside = {"a": python} if python else {}
+    assert (("E203", "advice") in codes(body, JOB + head, **beside)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "found"),
+    [
+        ("#SBATCH --ntasks=8\n", "python a.py\n", True),
+        ("#SBATCH --ntasks=8\n#SBATCH --nodes=1\n", "python a.py\n", False),
+        ("#SBATCH --ntasks=8\n", "srun python a.py\n", False),
+        ("#SBATCH --ntasks=8\n", "python a.py --jobs $SLURM_NTASKS\n", False),
+        ("#SBATCH --ntasks=1\n", "python a.py\n", False),
+    ],
+)
+def test_tasks_that_nothing_starts(head, body, found):
+    assert (("E201", "advice") in codes(body, f"#!/bin/bash\n{head}")) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "found"),
+    [
+        ("#SBATCH --ntasks=2\n", "srun -n 4 ./a\n", True),
+        ("#SBATCH --ntasks=2\n#SBATCH --cpus-per-task=2\n", "srun -n 4 ./a\n", False),
+        ("#SBATCH --ntasks=4\n", "srun -n 4 ./a\n", False),
+        ("#SBATCH --ntasks=2\n", "srun -n 4 --overcommit ./a\n", False),
+        ("#SBATCH --ntasks=2\n#SBATCH --exclusive\n", "srun -n 4 ./a\n", False),
+    ],
+)
+def test_a_step_of_more_tasks_than_the_job_has_cpus(head, body, found):
+    assert (("E213", "advice") in codes(body, f"#!/bin/bash\n{head}")) == found
+
+
+@pytest.mark.parametrize(("value", "found"), [("24", True), ("30", False), ("24:00:00", False)])
+def test_a_time_limit_in_minutes_that_looks_like_hours(value, found):
+    head = f"#!/bin/bash\n#SBATCH --time={value}\n"
+    assert (("E112", "advice") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py --data $data_dir\n", True),
+        ("data_dir=a\npython a.py --data $data_dir\n", False),
+        ("for data_dir in a b; do python a.py $data_dir; done\n", False),
+        ("python a.py --data $DATA_DIR\n", False),
+        ("python a.py --data ${data_dir:-a}\n", False),
+        ("echo $MASTER_ADDR\npython a.py\n", True),
+    ],
+)
+def test_a_variable_that_only_the_script_can_set(body, found):
+    assert (("E314", "advice") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("./tools/run.sh\n", []),
+        ("./tools/plain.sh\n", [3]),
+        ("bash tools/plain.sh\n", []),
+        ("chmod +x tools/*.sh\n./tools/plain.sh\n", []),
+        ("bash tools/other.sh\n", [3]),
+        ("./tools/other.sh\n", [3]),
+        ("[ -f tools/other.sh ] && bash tools/other.sh\n", []),
+        ("bash elsewhere/other.sh\n", []),
+        ("cd /data\nbash tools/other.sh\n", []),
+        ("source tools/other.sh\n", [3]),
+        ("source tools/other.sh || true\n", []),
+        ("if [ -f tools/other.sh ]; then\n  source tools/other.sh\nfi\n", []),
+        (". ./env.sh\n", [3]),
+        (". ./secrets.sh\n", []),
+        ("source venv/bin/activate.sh\n", []),
+        ("source ~/env.sh\n", []),
+    ],
+)
+def test_shell_scripts_that_cannot_run(body, lines):
+    texts = dict.fromkeys(("tools/run.sh", "tools/plain.sh", "job.sh"), "echo\n")
+    files = TextFiles(texts, repository=True)
+    found = lint(JOB + body, path="job.sh", files=files, programs=SlurmOf())
+    assert [finding.line for finding in found if finding.code == "E215"] == lines
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py > runs/a.log\n", True),
+        ("python a.py 2>&1 | tee runs/a.log\n", True),
+        ("mkdir -p runs\npython a.py > runs/a.log\n", False),
+        ("python a.py > tools/a.log\n", False),
+        ("python a.py > a.log\n", False),
+        ("python a.py > /runs/a.log\n", False),
+        ("cd x\npython a.py > runs/a.log\n", False),
+    ],
+)
+def test_a_redirection_into_a_directory_that_nothing_creates(body, found):
+    files = TextFiles({"tools/a.py": "", "a.py": "", "job.sh": ""}, repository=True)
+    seen = lint(JOB + body, path="job.sh", files=files, programs=SlurmOf())
+    assert (("E501", "advice") in {(f.code, str(f.severity)) for f in seen}) == found
+
+
+def test_an_executable_file_on_disk(tmp_path):
+    plain = tmp_path / "a.sh"
+    plain.write_text("")
+    assert DiskFiles().is_executable(str(plain))  # no repository
+    (tmp_path / ".git").mkdir()
+    assert DiskFiles().is_executable(str(plain))  # the modes may be lost
+    (tmp_path / "b.sh").write_text("")
+    (tmp_path / "b.sh").chmod(0o755)
+    assert not DiskFiles().is_executable(str(plain))
+    assert DiskFiles().is_executable(str(tmp_path / "b.sh"))
+
+
+def test_lines_of_a_repository_that_name_a_script(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "job.sh").write_text("job.sh\n")
+    (tmp_path / "submit.sh").write_text("sed s/a/b/ job.sh\nls\n")
+    (tmp_path / "data.bin").write_text("job.sh\n")
+    assert DiskFiles().lines_with(str(tmp_path / "job.sh")) == ("sed s/a/b/ job.sh",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "body", "found"),
+    [
+        (2, "virtualenv --no-download $SLURM_TMPDIR/env\nsrun python a.py\n", True),
+        (1, "virtualenv --no-download $SLURM_TMPDIR/env\nsrun python a.py\n", False),
+        (2, "virtualenv ~/env\nsrun python a.py\n", False),
+        (2, "srun -n2 virtualenv $SLURM_TMPDIR/env\nsrun python a.py\n", False),
+    ],
+)
+def test_an_environment_on_the_first_node(nodes, body, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=1\n"
+    assert (("E408", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "found"), [("#SBATCH --ntasks-per-node=1\n", True), ("#SBATCH --ntasks=1\n", False)]
+)
+def test_lightning_without_srun(head, found):
+    python = "import lightning\nlightning.Trainer(devices=2)\n"
+    assert (("E214", "warning") in codes("python a.py\n", JOB + head, a=python)) == found
+
+
+def test_programs_behind_others():
+    assert ("E507", "advice") in codes("time mpirun ./a\ntime mpirun ./b\n")
+    assert ("E507", "advice") not in codes("time sleep 3\ntime mpirun ./b\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "found"),
+    [
+        ("", "singularity exec --nv a.sif ./a\n", True),
+        ("", "singularity exec a.sif ./a\n", False),
+        ("#SBATCH --gres=gpu:1\n", "singularity exec --nv a.sif ./a\n", False),
+        ("#SBATCH --partition=gpu\n", "apptainer exec --nv a.sif ./a\n", False),
+    ],
+)
+def test_a_container_with_gpus_that_the_job_does_not_have(head, command, found):
+    assert (("E118", "advice") in codes(command, JOB + head)) == found
+
+
+def test_exit_0_after_an_error_message():
+    script = 'if [ ! -f in ]; then\n  echo "in is missing"\n  exit 0\nfi\nset -e\n./a\n'
+    assert ("E507", "advice") in codes(script)
+    assert ("E507", "advice") not in codes(script.replace("in is missing", "done"))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('if [ -z "$1" ]; then echo "ERROR: no model"; exit; fi\nset -e\n./a\n', True),
+        ('if [ -z "$1" ]; then\n  >&2 echo "Model not found"\n  exit\nfi\nset -e\n./a\n', True),
+        ('if [ -z "$1" ]; then\n  echo >&2 "No model given"\n  exit\nfi\nset -e\n./a\n', True),
+        ('u() { echo "Usage: a B"; }\nif [ $# -lt 1 ]; then u; exit; fi\nset -e\n./a\n', True),
+        ('case $1 in\n  -h | --help)\n    echo "Usage: a"\n    exit;;\nesac\nset -e\n./a\n', False),
+        ('u() { echo "Usage: a B"; }\nif [ $1 = -h ]; then u; exit; fi\nset -e\n./a\n', False),
+        ("if [ $# = 0 ]; then\ncat <<E\nusage: a B\nE\nexit\nfi\nset -e\n./a\n", True),
+        ('[ -d x ] || { echo "x is missing"; exit; }\nset -e\n./a\n', True),
+        ('[ -d x ] || (echo "x is missing"; exit)\nset -e\n./a\n', False),
+        ('if [ -f out ]; then echo >&2 "Nothing to do"; exit; fi\nset -e\n./a\n', False),
+    ],
+)
+def test_exit_without_a_number_after_an_error(body, found):
+    assert (("E507", "warning") in codes(body)) == found
+
+
+def test_words_behind_a_redirection_are_arguments():
+    python = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--a')\n"
+    python += "args = p.parse_args()\n"
+    line = "python a.py > a.log --epochs 3\n"
+    assert ("E207", "warning") in codes(line, a=python)
+    assert ("E207", "warning") not in codes(line.replace("--epochs 3", ""), a=python)
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("python a.py\nhostname\nexit\n", ["warning"]),
+        ("python a.py\nexit\n", []),
+        ("hostname\npython a.py\nexit\n", []),
+        ("python a.py\nexit $?\n", []),
+        ("uv venv\nuv pip install a\necho done\n", ["advice"]),
+        ("pip install a\necho done\n", ["advice"]),
+        ("pip install a\npython b.py | tee b.log\necho done\n", []),
+        ("pip install a\n", []),
+        ("python a.py\nexit 1\n", ["warning"]),
+        ("python a.py && exit 0\nexit 1\n", []),
+        ("python a.py\nexit 0\n", ["warning"]),
+        ("echo 'not for sbatch'\nexit 1\n", []),
+        ("if ! python a.py; then\n  exit 1\nfi\n", []),
+    ],
+)
+def test_statuses_at_the_end(body, kinds):
+    seen = lint(f"{JOB}{body}", path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [str(f.severity) for f in seen if f.code == "E507"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("python -m pip install a\nif [ $A ]; then\n  ./a\nelse\n  ./b\nfi\necho done\n", 7),
+        ("python -m pip install a\npython -m pip install b\n./a\ndate\n", 5),
+        ("python -m pip install a\npython a.py\nsstat\ndate\n", 4),
+        ("python -c 'import a'\n./a\npython -c 'import b'\ndate\n", 4),
+    ],
+)
+def test_the_program_that_matters_is_no_installation(body, line):
+    seen = lint(f"{JOB}{body}", path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [f.line for f in seen if f.code == "E507"] == [line]
+
+
+@pytest.mark.parametrize(
+    ("signal", "body", "python", "found"),
+    [
+        ("USR1@120", "srun python a.py\n", "print(1)\n", True),
+        ("10@120", "srun python a.py\n", "print(1)\n", True),
+        ("SIGTERM@60", "srun python a.py\n", "print(1)\n", True),
+        ("B:USR1@120", "srun python a.py\n", "print(1)\n", False),
+        ("USR1@120", "python a.py\n", "print(1)\n", False),  # no step
+        ("USR1@120", "srun python a.py\n", "import signal\n", False),
+        ("USR1@120", "srun python a.py\n", "import lightning\n", False),
+        ("USR1@120", "srun python a.py\n", "import b\n", False),
+        ("USR1@120", "srun bash -c 'trap true USR1; python a.py'\n", "print(1)\n", False),
+        ("URG@120", "srun python a.py\n", "print(1)\n", False),
+        ("USR1@120", "srun python c.py\n", "print(1)\n", False),
+    ],
+)
+def test_a_signal_that_ends_the_ranks(signal, body, python, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal={signal}\n"
+    module = "import signal\nsignal.signal(signal.SIGUSR1, print)\n"
+    assert (("E509", "advice") in codes(body, head, a=python, b=module)) == found
+
+
+@pytest.mark.parametrize(
+    ("loop", "found"),
+    [
+        ("until curl -s localhost:80; do sleep 5; done\n", True),
+        ("while ! nc -z localhost 80; do\n  sleep 1\n  echo waiting\ndone\n", True),
+        ("until curl --max-time 3 -s localhost:80\ndo\n  sleep 5\ndone\n", True),
+        ("until $(curl -sf localhost:80); do sleep 5; done\n", True),
+        ("while ! (echo > /dev/tcp/localhost/80) 2> /dev/null; do sleep 1; done\n", True),
+        ('while [ "$(curl -s a)" != ok ]; do sleep 1; done\n', True),
+        ('while [ "$(curl -s a)" = busy ]; do sleep 1; done\n', False),
+        ("until curl -s a; do sleep 5; kill -0 $p || exit 1; done\n", False),
+        ("until curl -s a; do\n  sleep 5; ((n++))\n  [ $n -gt 9 ] && break\ndone\n", False),
+        ("timeout 60 bash -c 'until curl -s a; do sleep 5; done'\n", False),
+        ("timeout 60 bash -c '\nuntil curl -s a; do sleep 5; done'\n", False),
+        ("while read a; do echo; done\n", False),
+    ],
+)
+def test_loops_that_wait_for_a_server(loop, found):
+    end = "python a.py\nkill $p\n"
+    assert (("E508", "advice") in codes(f"./serve &\np=$!\n{loop}{end}")) == found
+    assert ("E508", "advice") not in codes(f"{loop}./serve &\np=$!\n{end}")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pkill -9 -f a.py", True),
+        ("killall -q server", True),
+        ("pkill -u $USER python", True),
+        ("srun --ntasks-per-node=1 pkill python", True),
+        ("pkill -P $$", False),
+        ("pkill -f job_$SLURM_JOB_ID", False),
+        ("kill $server", False),
+    ],
+)
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_processes_ended_by_name(line, found, exclusive):
+    head = f"{JOB}#SBATCH --exclusive\n" if exclusive else JOB
+    wanted = found and not exclusive
+    assert (("E510", "advice") in codes(f"{line}\npython a.py\n", head)) == wanted
+
+
+REPOSITORY = (
+    *("src/kg/scripts/analyze.py", "src/kg/run.sh", "jobs/count_tokens.sh", "configs/small.yaml"),
+    *("configs/sweep/a.json", "train.py", "jobs/job.sh"),
+)
+
+
+def paths(body, head=JOB, path="jobs/job.sh", **texts):
+    """Return the severity, the line and the fix of each finding about a path."""
+    files = TextFiles({**dict.fromkeys(REPOSITORY, "print()\n"), **texts}, repository=True)
+    found = lint(head + body, path=path, files=files, programs=SlurmOf())
+    return [(str(f.severity), f.line, f.fix) for f in found if f.code == "E215"]
+
+
+def test_a_path_that_no_path_of_the_repository_ends_with():
+    nearest = "src/kg/scripts/analyze.py"
+    assert paths("python src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
+    assert paths("python ../src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
+    assert paths("srun python src/kg/scripts/analyse.py\n") == [("warning", 3, nearest)]
+    assert paths("cd ~/own\npython src/kp/scripts/analyze.py\n") == [("warning", 4, nearest)]
+    assert paths("bash slurm/count_tokens.sh\nbash slurm/count_tokens.sh\n") == [
+        ("warning", 3, "jobs/count_tokens.sh")
+    ]
+    assert paths("source src/kp/run.sh\n")[0][0] == "warning"
+    assert paths("./src/kq/run.sh\n")[0][1] == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python scripts/analyze.py",  # from src/kg
+        "python ./src/kg/scripts/analyze.py",
+        "python own/train.py",  # from the directory above
+        "python own/src/kg/scripts/analyze.py",
+        "python other/train.py",
+        "python other/src/run.py",
+        "cd /scratch\npython src/kp/scripts/analyze.py",
+        "cd $DATA\npython src/kp/scripts/analyze.py",
+        "cp /shared/analyze.py src/kp/scripts/\npython src/kp/scripts/analyze.py",
+        "python src/kp/run.py",
+        "cat a > src/kp/scripts/analyze.py\npython src/kp/scripts/analyze.py",
+        "apptainer exec a.sif python src/kp/scripts/analyze.py",
+    ],
+)
+def test_paths_that_may_exist(body):
+    assert paths(f"{body}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ("--config configs/smal.yaml", "configs/small.yaml"),
+        ("--config=config/small.yaml", "configs/small.yaml"),
+        ("configs/smal.yaml", "configs/small.yaml"),
+        ("@configs/smal.yaml", "configs/small.yaml"),
+        ("--config configs/sweep/b.json", "configs/sweep/a.json"),
+        ("--config sweep/a.json", ""),
+        ("--config your/configs/small.yaml", ""),
+        ("--config small.toml", ""),
+        ("--train-file configs/sweep/b.json", ""),
+        ("--out-config configs/other.yaml", ""),
+        ("--config $CONFIGS/smal.yaml", ""),
+        ("--config https://example.org/configs/smal.yaml", ""),
+    ],
+)
+def test_configuration_files(arguments, fix):
+    assert paths(f"python train.py {arguments}\n") == ([("advice", 3, fix)] if fix else [])
+
+
+def test_configuration_files_that_the_repository_creates():
+    body = "python train.py --config configs/smal.yaml\n"
+    writes = "with open('configs/smal.yaml', 'w') as file:\n    pass\n"
+    assert paths(body, **{"make.py": writes}) == []
+    assert paths(body, **{"make.py": "# see configs/smal.yaml\n"})
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("cd src/kp\npython train.py\n", True),
+        ("cd src/kp\ncd ..\npython train.py\n", True),
+        ("cd config\npython train.py\n", True),
+        ("cd src/kg\npython train.py\n", False),
+        ("cd kg/scripts\npython train.py\n", False),
+        ("cd own\npython train.py\n", False),
+        ("cd somewhere\npython train.py\n", False),
+        ("set -e\ncd src/kp\npython train.py\n", False),
+        ("cd src/kp || exit\npython train.py\n", False),
+        ("cd src/kp && python train.py\n", False),
+        ("mkdir -p src/kp\ncd src/kp\npython train.py\n", False),
+        ("if [ -d src/kp ]; then\n  cd src/kp\nfi\npython train.py\n", False),
+    ],
+)
+def test_a_folder_that_the_repository_lacks(body, found):
+    assert [severity for severity, _, _ in paths(body)] == (["warning"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python train.py --data /Users/anna/data/a.csv\n", True),
+        ("DATA=/Users/anna/data/a.csv\npython train.py --data=$DATA\n", True),
+        ("/Users/anna/env/bin/python train.py\n", True),
+        ("python train.py 'C:\\data\\a.csv'\n", True),
+        ("python train.py C:/data/a.csv\n", True),
+        ("python train.py --data /users/anna/data/a.csv\n", False),
+        ("echo /Users/anna/data/a.csv\n", False),
+        ("scp a.csv host:/Users/anna/data/a.csv\n", False),
+        ("python train.py --ratio A:b\n", False),
+        ("[ $(uname) = Darwin ] && cd /Users/anna/data\n", False),
+    ],
+)
+def test_paths_of_a_laptop(body, found):
+    assert paths(body) == ([("advice", body.count("\n") + 2, PATH_OF_CLUSTER)] if found else [])
+
+
+PATH_OF_CLUSTER = "use a path of the cluster"
+
+
+def test_paths_of_a_laptop_in_a_script_that_the_job_runs():
+    assert paths("bash jobs/step.sh\n", **{"jobs/step.sh": "cp /Users/a/b/c .\n"})
+
+
+def test_what_git_ignores_and_submodules_may_exist(tmp_path):
+    for folder in (".git", "src", "logs"):
+        (tmp_path / folder).mkdir()
+    job = tmp_path / "job.sh"
+    job.write_text("\n")
+    (tmp_path / "logs" / ".gitignore").write_text("*\n!.gitignore\n")
+    (tmp_path / ".gitignore").write_text("# results\n/src/made/*\n*.tmp.py\nlocal\n/data/\n")
+    (tmp_path / ".gitmodules").write_text('[submodule "a"]\n  path = src/tool\n')
+    (tmp_path / "src" / "a.py").write_text("\n")
+    repository = DiskFiles().repository(str(job))
+    for path in ("src/made/a.py", "src/b.tmp.py", "local/a.py", "logs/a.py", "src/tool/a.py"):
+        assert not repository.lacks(path)
+    for path in ("made/a.py", "../tool/a.py", "data/b.py", "elsewhere/data/b.py"):
+        assert not repository.lacks(path)
+    assert repository.lacks("src/data/b.py")
+    assert repository.lacks("src/logs/b.py")
+    assert repository.lacks("src/b.py")
+    assert repository.nearest("src/b.py") == "src/a.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "beside", "found"),
+    [
+        ("python tools/run.py", "import torch\n", "tools/random.py", True),
+        ("torchrun --standalone tools/run.py", "import torch\n", "tools/types.py", True),
+        ("python -m tools.run", "import numpy as np\nimport torch.nn\n", "queue.py", True),
+        ("python tools/run.py", "import numpy\n", "tools/inspect.py", True),
+        ("python tools/run.py", "import numpy\n", "tools/random.py", False),
+        ("python tools/run.py", "import json\n", "tools/random.py", False),
+        ("python tools/run.py", "import torch\n", "random.py", False),
+        ("python -m tools.run", "import torch\n", "tools/random.py", False),
+        ("python -P tools/run.py", "import torch\n", "tools/random.py", False),
+        ("python tools/run.py", "import torch\n", "tools/test.py", False),
+        ("python tools/run.py", "import torch\n", "tools/time.py", False),
+    ],
+)
+def test_files_that_hide_modules_of_python(line, python, beside, found):
+    files = TextFiles({"tools/run.py": python, beside: "seed = 1\n"})
+    findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
+    hidden = [(f.path, str(f.severity)) for f in findings if f.code == "E628"]
+    assert hidden == ([("tools/run.py", "warning")] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "body", "severity"),
+    [
+        (2, "", "export MASTER_ADDR=gpu07\nsrun python a.py\n", "warning"),
+        (2, "", "srun torchrun --rdzv_endpoint=worker-0:29500 a.py\n", "warning"),
+        (2, "", "export MASTER_ADDR=10.0.0.7\nsrun python a.py\n", "warning"),
+        (1, "", "export MASTER_ADDR=gpu07\nsrun python a.py\n", "advice"),
+        (1, "", "export MASTER_ADDR=127.0.0.1\nsrun python a.py\n", None),
+        (1, "", "export MASTER_ADDR=localhost\nsrun python a.py\n", None),
+        (2, "#SBATCH -w gpu[07-08]\n", "export MASTER_ADDR=gpu07\nsrun python a.py\n", None),
+        (2, "#SBATCH -w gpu[05-06]\n", "MASTER_ADDR=gpu07 srun python a.py\n", "warning"),
+        (2, "", "export MASTER_ADDR=gpu07.cluster\nsrun -w gpu07 python a.py\n", None),
+        (2, "# sbatch -w gpu07\n", "export MASTER_ADDR=gpu07\nsrun python a.py\n", None),
+        (2, "", "export MASTER_ADDR=gpu07\nsrun -w $NODES python a.py\n", None),
+        (2, "", "export MASTER_ADDR=$(hostname)\nsrun python a.py\n", None),
+    ],
+)
+def test_a_literal_host_that_slurm_may_not_choose(nodes, more, body, severity):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=1\n{more}"
+    python = "import os\nos.environ['MASTER_ADDR']\n"
+    found = [kind for code, kind in codes(body, head, a=python) if code == "E307"]
+    assert found == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("CONT_JOBDIR=/a\nls $CONT_JOBDIR\nenroot start a ls $CONT_JOB_DIR\n", True),
+        ("CONT_JOBDIR=/a\nls $CONT_JOBDIR  # read it\nOUT=$CONT_JOB_DIR/b\n", True),
+        ("module load a\nCONT_JOBDIR=/a\nls $CONT_JOBDIR $CONT_JOB_DIR\n", True),
+        ("module load cuda\nCUDAHOME=/a\nls $CUDAHOME $CUDA_HOME\n", False),
+        ("CONT_JOBDIR=$CONT_JOB_DIR/a\nls $CONT_JOBDIR\n", False),
+        ("CONT_JOBDIR=/a\nread CONT_JOB_DIR\nls $CONT_JOB_DIR\n", False),
+        ("CONT_JOBDIR=/a\nls ${CONT_JOB_DIR:-/b}\n", False),
+        ("CONT_JOBDIR=/a\nsource own.sh\nls $CONT_JOB_DIR\n", False),
+    ],
+)
+def test_names_that_differ_by_underscores(body, found):
+    assert (("E314", "warning") in codes(body)) == found

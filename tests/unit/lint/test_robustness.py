@@ -256,7 +256,7 @@ def test_what_a_variable_was_is_not_copied_for_every_command():
 
 
 def test_a_script_that_starts_itself_is_read_to_an_end():
-    text = JOB + "srun ./job.sh\n" * 8 + "bash job.sh\n" * 8
+    text = JOB + "set -e\n" + "srun ./job.sh\n" * 8 + "bash job.sh\n" * 8
     found = shells(text, job=text)
     assert len(found) == 1 + 8  # once more as a task, from each srun
     assert run(text) == []

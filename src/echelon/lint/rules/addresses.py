@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from echelon.core.nodes import expand
+from echelon.errors import UsageError
 from echelon.lint.bash import Assignment, Command, Where, Word
 from echelon.lint.facts import PER_TASK, reads_variables
 from echelon.lint.files import Place
@@ -22,6 +24,9 @@ _ALL_NODES = pattern(
     r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?(:.*)?|"
     r"(\$\(|`)\s*scontrol\s+show\s+hostnames?[^|;&]*(\)|`)(:.*)?"
 )
+_LITERAL = pattern(r"(?P<host>[A-Za-z][A-Za-z0-9-]*[0-9][\w.-]*|\d{1,3}(?:\.\d{1,3}){3})(?::.*)?")
+"""A host name with a number, as nodes have, or an address."""
+_OF_HOST = pattern(r"(?i)master|head|main|addr|host|node|ip$|rdzv|endpoint")
 _SUBMIT_HOST = pattern(r"\$\{?SLURM_SUBMIT_HOST\}?(:.*)?")
 _FIRST_NODE = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _RANK_NAMES = frozenset(
@@ -82,6 +87,7 @@ def _picked_field(following: list[Command]) -> int | None:
 
 
 def find_wrong_host(subject: Subject) -> Iterator[Hit]:
+    yield from _literal_hosts(subject)
     if not subject.job.several_nodes:
         return
     yield from _hosts_in_one_element(subject)
@@ -108,6 +114,52 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
                 )
                 yield replace(hit, severity=None if _expects_several(one.launch) else WARNING)
     yield from _wrong_in_python(subject)
+
+
+def _literal_hosts(subject: Subject) -> Iterator[Hit]:
+    """Find names of nodes that Slurm may not choose."""
+    nodes = subject.job.nodes
+    if not subject.is_job or not (subject.job.several_nodes or nodes == 1):
+        return
+    listed = _listed(subject)
+    words: list[tuple[Located, Word]] = [
+        (a, a.value)
+        for a in subject.assignments
+        if _OF_HOST.search(a.name) and _is_told_to_ranks(subject, a)
+    ]
+    words += [
+        (Place(one.launch.path, word.line or one.launch.line), word)
+        for one in subject.started
+        for word in _host_words(one.launch)
+        if not word.uses  # variables are checked where they are assigned
+    ]
+    for at, word in words:
+        found = _LITERAL.fullmatch(word.text) if word.known and not word.uses else None
+        if found is None or _LOOPBACK.fullmatch(word.text) or word.text.startswith(("127.", "0.")):
+            continue
+        short = found["host"].partition(".")[0]
+        told = rf"(?:-w|nodelist)[ =]?\S{{0,200}}{re.escape(short)}"  # also in a comment
+        if listed is None or short in listed or re.search(told, subject.text):
+            continue
+        yield Hit(
+            at=at,
+            what=f"Slurm may choose other nodes than {found['host']}. The ranks then never connect "
+            "to it.",
+            fix=_FIRST_NODE,
+            severity=ADVICE if nodes == 1 else WARNING,
+        )
+
+
+def _listed(subject: Subject) -> set[str] | None:
+    """Return the short names of the nodes that the job has to get; None if they are unknown."""
+    given = [item.value for item in subject.directives.items if item.option == "nodelist"]
+    given += [options["nodelist"].text for _, options, _ in subject.sruns if "nodelist" in options]
+    if any(re.search(r"[/$`]", value) for value in given):
+        return None
+    try:
+        return {name.partition(".")[0] for value in given for name in expand(value)}
+    except UsageError:
+        return None
 
 
 def _expects_several(launch: Launch) -> bool:
@@ -296,7 +348,8 @@ RULES = (
         title="wrong rendezvous host",
         severity=ERROR,
         check=find_wrong_host,
-        why="All ranks must connect to the same host: the first node. In the job script, "
+        why="All ranks must connect to the same host: the first node, and Slurm chooses the nodes "
+        "unless `--nodelist` names them. In the job script, "
         "`$(hostname)` is the first node. In a command that srun starts, it is a different name "
         "on each node.",
         example="""\

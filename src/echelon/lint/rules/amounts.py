@@ -17,12 +17,15 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, Severity
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severity
 from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Started, Subject
 
 _FEW_MIB = 256
 """Less than `import torch` needs."""
+_LIKE_HOURS = frozenset({"4", "6", "8", "12", "24", "36", "48", "72", "96"})
+"""Numbers that are common as hours."""
+_CONTAINERS = ("singularity", "apptainer")
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -75,6 +78,13 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid time limit. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}=2-12:00:00  # days-hours:minutes:seconds",
+            )
+        elif item.option == "time" and item.value in _LIKE_HOURS:
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"A plain number is in minutes. The job ends after {item.value} minutes.",
+                fix=f"#SBATCH --time={item.value}:00:00  # if these are hours",
+                severity=ADVICE,
             )
 
 
@@ -256,12 +266,20 @@ def find_no_gpus(subject: Subject) -> Iterator[Hit]:
         if any(name.startswith("gpu") or "tres" in name for name in launch.srun or ()):
             continue
         if sign := _uses_gpus(one):
-            yield Hit(
-                at=launch,
-                what=f"{sign}, but the job requests no GPUs. Most clusters then give it none.",
-                fix="#SBATCH --gpus-per-node=…",
-            )
+            yield _no_gpus(launch, sign)
             return
+    for command in subject.commands:
+        if command.name in _CONTAINERS and any(w.text == "--nv" for w in command.arguments):
+            yield _no_gpus(command, f"{command.name} gets `--nv`")
+            return
+
+
+def _no_gpus(at: Located, sign: str) -> Hit:
+    return Hit(
+        at=at,
+        what=f"{sign}, but the job requests no GPUs. Most clusters then give it none.",
+        fix="#SBATCH --gpus-per-node=…",
+    )
 
 
 def _uses_gpus(one: Started) -> str:
@@ -358,7 +376,7 @@ RULES = (
     Rule(
         code="E117",
         title="GPUs requested with both `--gres` and `--gpus-per-node`",
-        severity=WARNING,
+        severity=ADVICE,
         check=find_gpus_asked_twice,
         why="Both options request GPUs per node. Older versions of Slurm accept them together if "
         "the numbers agree; Slurm 26.05 rejects them. A step inherits `--gpus-per-node` from its "
@@ -367,7 +385,7 @@ RULES = (
  #!/bin/bash
 -#SBATCH --gres=gpu:4    # <- here
  #SBATCH --gpus-per-node=4
- python train.py
+ srun python train.py
 """,
     ),
     Rule(

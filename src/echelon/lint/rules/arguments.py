@@ -7,10 +7,16 @@ from echelon.lint.bash import Word
 from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.python_script import PythonScript
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
 _OPTION = pattern(r"--?[A-Za-z][\w-]*")
+_PASSED_ON = pattern(r"(?:\(|,\s?)(?:self\.)?\w{0,40}parser\s?[,)]|\(ArgumentParser\):")
+_REQUIRED = ("requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
+_TORCH_2 = pattern(
+    r"(?i)\b(?:py)?torch[\"' ]*(?:[=~>^/-]=?|==)[\"' =^~>]*(?:[2-9]|[1-9]\d)(?:\.|\b)"
+)
 _PLACEHOLDER = pattern(r"__|[<>{}@%$\[\]]")
 
 
@@ -95,7 +101,9 @@ def _local_rank(subject: Subject) -> Iterator[Hit]:
         if python.mentions("--local-rank") or python.calls("parse_known_args"):
             continue
         old = python.mentions("--local_rank")
-        other = "ArgumentParser(" not in python.text  # another parser may know the option
+        fixed = old and not _needs_torch_2(subject, python)
+        # Another parser, or a function that gets this one, may know the option.
+        other = "ArgumentParser(" not in python.text or _PASSED_ON.search(python.text)
         yield Hit(
             at=one.launch,
             what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "
@@ -103,10 +111,17 @@ def _local_rank(subject: Subject) -> Iterator[Hit]:
             if old
             else "torch.distributed.launch passes `--local-rank`, which the script does not "
             "define. It exits with 'unrecognized arguments'.",
-            severity=WARNING if old or other else None,
+            severity=ADVICE if fixed else WARNING if old or other else None,
             fix="torchrun …  # instead of python -m torch.distributed.launch\n"
             'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
         )
+
+
+def _needs_torch_2(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether the job script, or a file beside it or its Python, asks for torch >= 2."""
+    places = {beside(base, name) for base in (subject.path, python.path, "") for name in _REQUIRED}
+    texts = (subject.text, *(subject.files.read(place) or "" for place in sorted(places)))
+    return any(map(_TORCH_2.search, texts))
 
 
 RULES = (
@@ -118,7 +133,9 @@ RULES = (
         why="argparse exits if an argument is unknown or missing, or if its value is wrong. Lint "
         "compares the command with the parser of the script, which is a warning. "
         "torch.distributed.launch passes the local rank as an argument, spelled `--local-rank` "
-        "since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
+        "since PyTorch 2.0. If the script defines the older `--local_rank`, the finding is advice, "
+        "unless a file of requirements asks for PyTorch 2. torchrun sets the variable `LOCAL_RANK` "
+        "instead.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

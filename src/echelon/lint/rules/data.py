@@ -63,9 +63,14 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                     what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
                     "option is mutually exclusive with shuffle'.",
                     fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
-                    severity=WARNING if is_conditional(python, call) else None,
+                    severity=None if _is_reached(python, call) else WARNING,
                     edits=_without(python, call, "shuffle"),
                 )
+
+
+def _is_reached(python: PythonScript, call: ast.Call) -> bool:
+    """Tell whether a script makes a call itself, in no branch."""
+    return not is_conditional(python, call) and is_called(python, call)
 
 
 def _without(python: PythonScript, call: ast.Call, name: str) -> tuple[Edit, ...]:

@@ -4,9 +4,11 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from echelon.clusters.slurm.options import SBATCH, SRUN, parse_sbatch, split_directive
+from echelon.core.nodes import expand
 from echelon.core.units import counted
 from echelon.errors import UsageError
 from echelon.lint.edits import Edit, apply_edits, insert_line, replace_group
@@ -37,6 +39,7 @@ _SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
 """A signal, and the seconds before the time limit at which Slurm sends it."""
 _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 """A line of a template, which another program replaces."""
+_SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
@@ -97,7 +100,14 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
     end = _end_of_head(subject.text)
     comments = subject.batch.comments
     late = [line for line, text, column in comments if text.startswith("#SBATCH") and not column]
+    lines = subject.text.split("\n")
+    given = {
+        line.split("#SBATCH", 1)[1].split("#")[0].strip()
+        for line in lines[: end - 1]
+        if line.startswith("#SBATCH")
+    }
     late = [line for line in late if line > end]
+    late = [n for n in late if lines[n - 1][7:].split("#")[0].strip() not in given]
     if late:
         rest = len(late) - 1
         more = f" It also ignores {counted(rest, 'later directive')}." if rest else ""
@@ -106,6 +116,8 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
             what="Slurm ignores this directive because it comes after a command (line "
             f"{end}).{more}",
             fix="move all #SBATCH lines directly below the #! line",
+            # A file of several scripts, to choose from or to split.
+            severity=WARNING if _SHEBANG.search("\n".join(lines[end - 1 : late[0]])) else None,
         )
 
 
@@ -252,11 +264,13 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
         return
     seen: dict[str, Directive] = {}
     times = Counter(item.option for item in subject.directives.items)
+    last = {item.option: _parts(item) for item in subject.directives.items}
     for item in subject.directives.items:
         before = seen.get(item.option)
         if item.option in _GATHERED:
             continue
-        if before and before.value != item.value and before.line != item.line:
+        lost = before and not _parts(before) <= last[item.option]
+        if before and lost and before.value != item.value and before.line != item.line:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
@@ -266,6 +280,14 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
                 severity=ADVICE if times[item.option] > _TWICE else None,
             )
         seen[item.option] = item
+
+
+def _parts(item: Directive) -> frozenset[str]:
+    """Return the parts of a value that lists several."""
+    if item.option in ("exclude", "nodelist"):
+        with suppress(UsageError):
+            return frozenset(expand(item.value))
+    return frozenset(re.split(r"[,&|]", item.value))
 
 
 def find_dos_lines(subject: Subject) -> Iterator[Hit]:

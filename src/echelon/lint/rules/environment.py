@@ -13,6 +13,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import COUNTING_TASKS, NUMBERS_OF_TASKS, OF_OPTIONS
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
+from echelon.lint.rules.arrays import find_no_array
 from echelon.lint.subject import Subject
 
 _INTERFACE = pattern(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -28,6 +29,7 @@ _TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
 _DEVICES = pattern(r"\d+(,\d+)*")
+_MAKES_ENV = pattern(r"\b(?:virtualenv|-m venv|venv-pack|conda-unpack)\b.*SLURM_TMPDIR")
 _HOOK = 'eval "$(conda shell.bash hook)"'
 
 
@@ -79,6 +81,7 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several:
         return
     yield from _no_tasks(subject)
+    yield from find_no_array(subject)
     assigned = {assignment.name for assignment in subject.assignments}
     words = [
         (one.launch.path, word)
@@ -92,10 +95,6 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     for path, word in words:
         for use in word.uses:
             option = OF_OPTIONS.get(use.name)
-            if use.name == "SLURM_ARRAY_TASK_ID" and not _has_array(subject, assigned):
-                yield replace(
-                    _unset(Place(path, use.line), use.name, "", "array"), severity=ADVICE
-                )  # sbatch may get the option on its command line
             if option is None or use.guarded or use.name in assigned:
                 continue
             given = subject.directives.last(option)
@@ -124,14 +123,6 @@ def _no_tasks(subject: Subject) -> Iterator[Hit]:
                 and assignment.name in subject.exported
             ):
                 yield _unset(assignment, name, "", "ntasks")
-
-
-def _has_array(subject: Subject, assigned: set[str]) -> bool:
-    return (
-        subject.directives.last("array") is not None
-        or "SLURM_ARRAY_TASK_ID" in assigned
-        or _shown_with_sbatch(subject, "array")
-    )
 
 
 def _shown_with_sbatch(subject: Subject, option: str) -> bool:
@@ -178,11 +169,16 @@ def find_not_activated(subject: Subject) -> Iterator[Hit]:
                 fix=command.text.removesuffix(f".{other[1]}"),
             )
     yield from _unready_conda(subject)
+    yield from _made_on_one_node(subject)
 
 
 def _unready_conda(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
-    if batch is None or not subject.is_job or re.match(r"#!.*(-l|--login|-i)\b", subject.text):
+    if (
+        batch is None
+        or not subject.is_job
+        or re.match(r"#!.*\s(?:-\w*[li]\w*|--?login)\b", subject.text)
+    ):
         return
     for command in batch.commands:
         loads = command.name in ("module", "ml") and not _WITHOUT_CONDA.fullmatch(command.text)
@@ -191,12 +187,39 @@ def _unready_conda(subject: Subject) -> Iterator[Hit]:
         if command.name in ("conda", "mamba") and [w.text for w in command.words[1:2]] == [
             "activate"
         ]:
+            in_path = _is_in_path(subject, command)
+            after = "" if in_path else " The script continues with another Python."
             yield Hit(
                 at=command,
-                what=f"`{command.name} activate` fails in a job script ('run conda init'). The "
-                "script continues with another Python.",
+                what=f"`{command.name} activate` fails in a job script ('run conda init').{after}",
                 fix=f"{_HOOK}  # before this line",
+                severity=ADVICE if in_path else None,
                 edits=_before(subject, command),
+            )
+            return
+
+
+def _is_in_path(subject: Subject, activation: Command) -> bool:
+    """Tell whether the script itself adds the programs of an environment to PATH."""
+    name = activation.words[-1].text.rstrip("/").rpartition("/")[2]
+    folder = re.compile(rf"/(?:envs/[^/:]+|{re.escape(name)})/bin\b")
+    return any(folder.search(assignment.value.text) for assignment in subject.assigned("PATH"))
+
+
+def _made_on_one_node(subject: Subject) -> Iterator[Hit]:
+    """Find an environment on the disk of the first node, in a job of several nodes."""
+    batch = subject.batch
+    if batch is None or not subject.job.several_nodes or not subject.sruns:
+        return
+    if any(_MAKES_ENV.search(" ".join(w.text for w in words)) for _, _, words in subject.sruns):
+        return
+    for command in (c for c in batch.commands if c.where is Where.BATCH and c.name != "srun"):
+        if _MAKES_ENV.search(command.text):
+            yield Hit(
+                at=command,
+                what="The script makes this environment on the first node only. Steps on the "
+                f"other {counted((subject.job.fewest_nodes or 2) - 1, 'node')} do not find it.",
+                fix=f"srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 {command.name} …",
             )
             return
 

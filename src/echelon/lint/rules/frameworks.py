@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from echelon.core.units import counted
 from echelon.lint.bash import Command, Where
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, constant, is_conditional, keyword
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.python_script import PythonScript, constant, keyword
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _MPI = frozenset({"mpirun", "mpiexec", "orterun"})
@@ -25,6 +25,7 @@ def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
         return
     if any(_OTHER_MPI.search(c.text) for c in batch.commands if c.name in ("module", "ml")):
         return
+    yield from _large_steps(subject, tasks)
     for command in batch.commands:
         count = _processes(command)
         if count and count > tasks and not _MORE_SLOTS.search(command.text):
@@ -33,6 +34,23 @@ def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
                 what=f"{command.name} starts {count} processes, but the job has "
                 f"{counted(tasks, 'task')}. Open MPI fails with 'not enough slots available'.",
                 fix=f"#SBATCH --ntasks={count}",
+            )
+
+
+def _large_steps(subject: Subject, tasks: int) -> Iterator[Hit]:
+    """Find steps with more tasks than the job has CPUs."""
+    cpus, nodes = subject.job.cpus_per_task or 1, subject.job.fewest_nodes
+    whole = any(map(subject.directives.last, ("exclusive", "ntasks-per-node", "cpus-per-gpu")))
+    for command, options, _ in subject.sruns if not whole and nodes in (None, 1) else ():
+        count = options["ntasks"].number if "ntasks" in options else None
+        free = {"overcommit", "oversubscribe", "O", "jobid", "hint", "threads-per-core"}
+        if count and count > tasks * cpus and not free & set(options):
+            yield Hit(
+                at=command,
+                what=f"The step has {count} tasks, but the job has {counted(tasks * cpus, 'CPU')}. "
+                "srun fails with 'More processors requested than permitted'.",
+                fix=f"#SBATCH --ntasks={count}",
+                severity=ADVICE,  # some clusters allocate whole nodes
             )
 
 
@@ -49,8 +67,10 @@ def _processes(command: Command) -> int | None:
 def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
         launch, python = one.launch, one.python
-        if python is None or launch.srun is None or launch.launcher is not None or launch.mpi:
+        if python is None or launch.launcher is not None or launch.mpi:
             continue
+        if launch.srun is None and not subject.directives.last("ntasks-per-node"):
+            continue  # Lightning compares only what Slurm tells the process
         if not re.search(r"import (pytorch_)?lightning|from (pytorch_)?lightning", python.text):
             continue
         for call in python.calls("Trainer"):
@@ -66,7 +86,6 @@ def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
                         what=f"The Trainer has `{name}={number}`, but the step has `{option}="
                         f"{amount}`. Lightning compares them and raises a ValueError.",
                         fix=f"#SBATCH {option}={number}",
-                        severity=WARNING if is_conditional(python, call) else None,
                     )
 
 
@@ -97,7 +116,7 @@ RULES = (
     Rule(
         code="E214",
         title="numbers of the Lightning Trainer that differ from the job's",
-        severity=ERROR,
+        severity=WARNING,
         check=find_lightning_numbers,
         why="Under srun, Lightning starts no processes itself. It expects one task per device, and "
         "stops if `devices` or `num_nodes` differ from the request.",

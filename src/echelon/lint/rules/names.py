@@ -41,7 +41,24 @@ _MODULE_NAMES = frozenset(
         *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
     }
 )
+_INJECTED = frozenset(
+    {
+        *("_", "profile", "ic", "display", "get_ipython", "spark", "sc", "dbutils", "snakemake"),
+        *("reload", "execfile", "cmp", "file", "intern", "apply", "buffer", "pydevd"),
+    }
+)
+"""Names that other programs add to the builtins, or that Python 2 has."""
+_OF_PYTHON_2 = pattern(
+    r"(?i)in call to '(?:print|exec)'|multiple exception types|leading zeros|inconsistent use of "
+    r"tabs|unindent does not match|invalid (?:hexadecimal|decimal|octal|digit)|^invalid syntax$"
+)
+"""Messages about text that Python 2 may accept."""
+_PRINTS_2 = pattern(
+    r"(?m)^[ \t]*(?:print[ \t]+[^\s(=.,:\[]|raise \w+,|exec[ \t]+['\"\w]|except [\w.() ,]+, \w+:)"
+    r"|<>|\b0\d+\b|\b\d+L\b|\t"
+)
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+_SIDES = 2
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
     r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
@@ -64,15 +81,23 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
         for name, nodes in _undefined(python).items():
             reached = [node for node in nodes if not _is_dead(python, node)]
             always = lines_always_reached(python.text) if reached else frozenset()
-            sure = [node for node in reached if node.lineno in always]
+            runs = _always_run(subject, python) and name not in _INJECTED
+            sure = [node for node in reached if node.lineno in always and runs]
             if reached:
+                kind = ADVICE if all(_is_ruled_out(python, node) for node in reached) else WARNING
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
                     what=f"`{name}` is not defined. This line raises a NameError"
                     + ("." if sure else " if the script reaches it."),
                     fix=_guess(python, name),
-                    severity=None if sure else WARNING,
+                    severity=None if sure else kind,
                 )
+
+
+def _always_run(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether a job always runs a script; True without a job."""
+    commands = [launch.command for launch in subject.with_python(python)]
+    return not commands or any(c.certain or c.looped or c.piped_into for c in commands)
 
 
 def _is_dead(python: PythonScript, node: ast.AST) -> bool:
@@ -89,6 +114,31 @@ def _is_dead(python: PythonScript, node: ast.AST) -> bool:
                 return True
         node = parent
     return False
+
+
+def _is_ruled_out(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is in a branch that a constant of the script, such as a name, excludes.
+
+    Its author may edit the constant before the next run.
+    """
+    for parent in ancestors(python, node):
+        if isinstance(parent, ast.If | ast.IfExp) and node is not parent.test:
+            otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
+            if _compared(python, parent.test) is (node in otherwise):
+                return True
+        node = parent
+    return False
+
+
+def _compared(python: PythonScript, test: ast.expr) -> bool | None:
+    """Return the value of a comparison with a value that the script sets once; None if unknown."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        return None
+    sides = [values_of(python, side) for side in (test.left, *test.comparators)]
+    values = [constant(side[0]) for side in sides if len(side) == 1]
+    if len(sides) != _SIDES or len(values) != _SIDES or None in values:
+        return None
+    return (values[0] == values[1]) is isinstance(test.ops[0], ast.Eq)
 
 
 def _leaves(statement: ast.stmt) -> bool:
@@ -110,7 +160,9 @@ def _constant_test(python: PythonScript, test: ast.expr) -> bool | None:
 
 def _undefined(python: PythonScript) -> dict[str, list[ast.Name]]:
     if re.search(
-        r"import \*|\bbuiltins\b|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text
+        r"import\s?\*|builtins?\b|globals\(\)|exec\(|__getattr__|NameError|(?:locals|vars)\(\)|"
+        r"\.install\(|setattr\(sys",
+        python.text,
     ):
         return {}
     try:
@@ -179,7 +231,7 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
         try:
             ast.parse(text)
         except SyntaxError as error:
-            yield _refused(path, text, error)
+            yield _refused(subject, path, text, error)
         except (ValueError, RecursionError, MemoryError):
             yield Hit(
                 at=Place(path, 1),
@@ -190,20 +242,30 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _refused(path: str, text: str, error: SyntaxError) -> Hit:
+def _refused(subject: Subject, path: str, text: str, error: SyntaxError) -> Hit:
     line = error.lineno or 1
     newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
     if not newer and _NESTED_QUOTES.search(text) and sys.version_info < (3, 12):
         newer = "3.12"  # the error may be reported at a bracket before the string
+    older = not newer and _may_be_python_2(subject, text, error)
     return Hit(
         at=Place(path, line),
         what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."
-        + (f" Python {newer} may accept it." if newer else ""),
+        + (f" Python {newer or 2} may accept it." if newer or older else ""),
         fix=f"run the job with Python {newer} or later"
         if newer
         else f"python -m py_compile {path}",
-        severity=ADVICE if newer else None,
+        severity=ADVICE if newer else WARNING if older else None,
     )
+
+
+def _may_be_python_2(subject: Subject, text: str, error: SyntaxError) -> bool:
+    """Tell whether a script may be for Python 2, and its job does not ask for Python 3."""
+    told = any(
+        re.search(r"\bpython3|torchrun|accelerate", one.launch.command.text)
+        for one in subject.started
+    )
+    return not told and bool(_OF_PYTHON_2.search(error.msg) and _PRINTS_2.search(text))
 
 
 def _newer_python(line: str, error: SyntaxError) -> str:

@@ -8,6 +8,7 @@ from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.arrays import read_indices
 from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Subject
 
@@ -17,11 +18,17 @@ _RESUMES = (
 )
 """Words in scripts that can resume from a checkpoint."""
 _OF_JOB = pattern(r"%\d*[jJA]")
+_INTO = pattern(
+    r"(?:&?>>?|\btee(?:\s-a)?)\s?[\"']?((?:\./)?(?:[A-Za-z][\w.-]{0,99}/){1,9})[\w.$%{}-]"
+)
+"""A redirection into a relative directory."""
+_GOES_AWAY = pattern(r"(?m)^\s*(?:cd|pushd)\s|module\s+load\s+\S*snakemake")
 _CREATES_FOLDERS = (23, 2)
 """The first version of Slurm that creates the directories of output files."""
 
 
 def find_missing_folder(subject: Subject) -> Iterator[Hit]:
+    yield from _missing_targets(subject)
     missing = [*_folders_of_job(subject), *_missing_folders(subject)]
     version = slurm_version(subject.programs) if missing else None
     if version is not None and version >= _CREATES_FOLDERS:
@@ -38,19 +45,22 @@ def find_missing_folder(subject: Subject) -> Iterator[Hit]:
 def _missing_folders(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
     if _submits_itself(subject):
         return
-    elsewhere = subject.directives.last("chdir") is not None
+    chdir = subject.directives.last("chdir")
+    elsewhere = chdir.value if chdir else ""
     told = set[str]()
     for option in ("output", "error"):
         item = subject.directives.last(option)
         folder = _folder(item.value) if item else ""
+        if elsewhere and not folder.startswith("/") and _is_made(subject, folder):
+            continue  # a later job has it
         if item is None or not folder or folder.startswith(("~", "$")) or folder in told:
             continue
-        if not _is_made(subject, folder) if folder.startswith("/") else elsewhere:
+        if folder.startswith("/") and not _is_made(subject, folder):
             continue
         if _OF_JOB.search(item.value.rpartition("/")[0]) or is_placeholder(item):
             continue  # placeholders are reported by E116
         told.add(folder)
-        places = {beside(subject.path, folder), beside("", folder)}
+        places = {beside(base, folder) for base in (subject.path, "", f"{elsewhere}/")}
         if not any(subject.files.is_folder(place) for place in places):
             late = any(c.name == "mkdir" and folder in c.text for c in subject.commands)
             what = (
@@ -58,6 +68,33 @@ def _missing_folders(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
             )
             late_or_not = ", and the script's own `mkdir` runs too late." if late else "."
             yield item, what + late_or_not, f"mkdir -p {folder}  # before sbatch"
+
+
+def _missing_targets(subject: Subject) -> Iterator[Hit]:
+    """Find redirections into a directory that is neither in the repository nor created."""
+    text = "\n".join(shell.text for shell in subject.shells)
+    if subject.batch is None or not subject.is_job or "<<" in text or _GOES_AWAY.search(text):
+        return
+    told = set[str]()
+    for number, line in enumerate(subject.batch.text.split("\n"), start=1):
+        found = None if line.lstrip().startswith("#") else _INTO.search(line)
+        folder = found[1].rstrip("/").removeprefix("./") if found else ""
+        first = folder.partition("/")[0]
+        if not folder or folder in told or first == "..":
+            continue
+        repository = subject.files.repository(subject.path)
+        if repository is None or f"{first}/" in repository.names:
+            continue
+        if re.search(rf"(?:mkdir|install|makedirs|clone|rsync|cp|mv|tar)\b.*\b{first}\b", text):
+            continue
+        told.add(folder)
+        yield Hit(
+            at=Place(subject.path, number),
+            what=f"Nothing creates the directory '{folder}'. If it does not exist, bash does not "
+            "run the command.",
+            fix=f"mkdir -p {folder}  # before this line",
+            severity=ADVICE,
+        )
 
 
 def _is_made(subject: Subject, folder: str) -> bool:
@@ -99,7 +136,8 @@ def _folder(path: str) -> str:
 def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
     if (mode := subject.directives.last("open-mode")) is not None and mode.value.startswith("a"):
         return
-    array = subject.directives.last("array") is not None
+    given = subject.directives.last("array")
+    array = given is not None and len(read_indices(given.value)) != 1
     for option in ("output", "error"):
         item = subject.directives.last(option)
         if item is None or not item.value or item.value.startswith("/dev/") or "$" in item.value:
@@ -175,7 +213,7 @@ RULES = (
  #SBATCH --array=1-4
 -#SBATCH --output=output.txt    # <- here
 +#SBATCH --output=output-%A_%a.txt
- python train.py
+ python train.py --seed $SLURM_ARRAY_TASK_ID
 """,
     ),
     Rule(

@@ -1,10 +1,9 @@
-"""E211 and E215: paths that do not exist, in the copy that Slurm runs or in the repository."""
+"""E211: the directory of the script, which Slurm runs as a copy."""
 
 import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell
-from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
@@ -14,19 +13,9 @@ _READS_ITSELF = pattern(r"\b(?:cat|cp|head|tail|md5sum|sha256sum)\s+\"?\$\((?:re
 _HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\[\s*(-[nz]\s+)?\"?\$\{SLURM_JOB_ID:")
 """Scripts that look for their directory in another way."""
 _SUBMITS = pattern(r"\bsbatch\b")
-_PLAIN = pattern(r"(?:\./)?[A-Za-z0-9_][\w./+-]*\.py")
-_CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
-_TEMPLATE = pattern(r"template|your|my_?script", re.IGNORECASE)
 _DEFAULT = pattern(r"\$\{(\w+):?-\"?\$\(")
 _NEAR = 3
 """Lines between sbatch and `exit` in the same branch."""
-_BRINGS_FILES = pattern(
-    r"(?:wget|curl|scp|tar|unzip|gh|gdown|hf|huggingface-cli|jupyter|make|cmake|install|tee|pushd)\b"
-    r"|git\s+(?:-C\s+\S+\s+)?(?:clone|pull|checkout|submodule|worktree|fetch|switch|archive)\b"
-    r"|(?:cp|mv|ln|rsync)\b.*(?:\.py\b|\s\.\S*$|\s[^/\s]+$)"
-    r"|cd\s+(?!\S*\$\{?SLURM_SUBMIT_DIR\b)[/~$`-]|cd$"
-)
-"""Commands after which the directory may have other files than the repository."""
 
 
 def find_own_directory(subject: Subject) -> Iterator[Hit]:
@@ -77,46 +66,6 @@ def _runs_always(batch: Shell, inner: Command) -> bool:
     return assigned or any(c.line == inner.line and c.certain for c in batch.commands)
 
 
-def find_missing_scripts(subject: Subject) -> Iterator[Hit]:
-    wanted: dict[str, list[Place]] = {}
-    for launch in (one.launch for one in subject.started if one.python is None):
-        word = launch.program
-        if word and word.known and not launch.module and not launch.elsewhere:
-            wanted.setdefault(word.text, []).append(launch.place_of(word, subject.path))
-    wanted = {path: at for path, at in wanted.items() if _PLAIN.fullmatch(path)}
-    if not wanted or not _stays_in_repository(subject):
-        return
-    names = subject.files.names(subject.path)
-    if names is None:
-        return
-    code = "\n".join(shell.text for shell in subject.shells)
-    for path, places in wanted.items():
-        *folders, name = path.removeprefix("./").split("/")
-        if name in names or not {f"{folder}/" for folder in folders} <= names:
-            continue  # without its folder, it is probably in another repository
-        written = rf"(?:>\s{{0,9}}|-[efrs]\s{{1,9}})[^\s>]{{0,200}}{re.escape(name)}"
-        if _TEMPLATE.search(name) or re.search(written, code):
-            continue
-        for place in places:
-            yield Hit(
-                at=place,
-                what=f"No file in this repository is named {name}. Python fails unless the job "
-                "starts in another directory.",
-                fix="correct the name, or change to the directory of the file before",
-            )
-
-
-def _stays_in_repository(subject: Subject) -> bool:
-    """Tell whether the job sees the files of the repository and no others."""
-    if not subject.is_job or subject.directives.last("chdir") is not None:
-        return False
-    if _TEMPLATE.search(subject.path) or any(shell.suspect for shell in subject.shells):
-        return False
-    if any(_CONTAINER.search(shell.text) for shell in subject.shells):
-        return False
-    return not any(_BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) for c in subject.commands)
-
-
 RULES = (
     Rule(
         code="E211",
@@ -131,23 +80,6 @@ RULES = (
 -cd "$(dirname "$0")"    # <- here
 +cd "$SLURM_SUBMIT_DIR"
  python train.py
-""",
-    ),
-    Rule(
-        code="E215",
-        title="Python script that does not exist",
-        severity=WARNING,
-        check=find_missing_scripts,
-        why="Python exits at once if the script does not exist. Lint reports a script only if no "
-        "file of that name is in the git repository of the job script, and if no command may "
-        "create it or change the directory.",
-        example="""\
- #!/bin/bash
- #SBATCH --nodes=1
--python trian.py    # <- here
-+python train.py
- --- train.py
- print("training")
 """,
     ),
 )

@@ -9,6 +9,7 @@ from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule, Severity
 from echelon.lint.subject import Subject
+from echelon.lint.unfinished import is_template
 
 _PLACEHOLDER = pattern(
     r"\.\.\.|<[^<>]*>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|"
@@ -17,7 +18,7 @@ _PLACEHOLDER = pattern(
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
 _PLACEHOLDER_IN_LINE = pattern(
-    r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
+    r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
 _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
@@ -29,6 +30,7 @@ _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$")
 _PLACEHOLDER_PART = pattern(r"(?<=/)<[A-Za-z][\w -]*>(?=/)")
 """A part of a path, which bash takes for two redirections."""
+_COMMENT = pattern(r"(?:^|\s)#.*")
 _PRINTS = frozenset({"echo", "printf", "cat", "grep", "sed", "awk"})
 _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
 _TEMPLATE = pattern(r"=(#\w+#)")
@@ -66,6 +68,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
             found.append((number, placeholder, ""))
     # Another program fills in a file that has many of them.
     template = sum(value[:1] in ("{", "#", "%", "@", "_") for _, value, _ in found) >= _MANY
+    template = template or is_template(subject.path, subject.text)
     for number, value, option in found:
         advice = template or option == "mail-user"
         severity = ADVICE if advice else None
@@ -103,7 +106,7 @@ def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
 def _placeholder_parts(subject: Subject) -> Iterator[Hit]:
     for command in (c for c in subject.commands if c.name not in _PRINTS):
         line = subject.line_at(command)
-        match = _PLACEHOLDER_PART.search(line)
+        match = _PLACEHOLDER_PART.search(_COMMENT.sub("", line))
         quoted = match and any(line[: match.start()].count(quote) % 2 for quote in "\"'")
         if match and not quoted:
             yield _unfilled(command, match[0], None)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from echelon.lint.edits import Edit, replace_range
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
+from echelon.lint.python_guards import is_called
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -21,6 +22,8 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake", "threaded", "undefined")
+_OF_VENDORS = ("mccl", "cncl", "smddp", "xla", "eccl", "lccl", "rccl", "tccl", "vccl")
+"""Backends that other packages register."""
 _BY_INDEX = pattern(
     r"device_ids\s*=\s*\[|cuda:\{|\.cuda\(\s*\w|device\(\s*['\"]cuda['\"]\s*,|"
     r"\.to\(\s*(\w*rank|gpu|args\.gpu|args\.local_rank|self\.\w*(rank|gpu)\w*|device_id)\b|"
@@ -105,14 +108,16 @@ def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
                 if not isinstance(text, str):
                     continue
                 parts = [part.rpartition(":")[2].lower() for part in text.split(",")]
-                odd = [part for part in parts if part not in _BACKENDS]
+                odd = [part for part in parts if part not in _BACKENDS + _OF_VENDORS]
                 near = difflib.get_close_matches(odd[0], _BACKENDS, n=1, cutoff=0.7) if odd else []
                 if odd and (near or not re.fullmatch(r"\w+", odd[0])):
                     yield Hit(
                         at=python.at(call),
                         what=f"There is no backend '{text}', so `init_process_group` fails.",
                         fix=f'backend="{near[0] if near else "nccl"}"',
-                        severity=WARNING if is_conditional(python, call) else None,
+                        severity=None
+                        if not is_conditional(python, call) and is_called(python, call)
+                        else WARNING,
                         edits=_named(python, backend, near) if odd == [text] else (),
                     )
 

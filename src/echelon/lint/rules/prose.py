@@ -83,6 +83,14 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
                 )
 
 
+def is_text(command: Command) -> bool:
+    """Tell whether bash takes text, or a misspelled program, for a command."""
+    name = command.words[0].text if command.words else "-"
+    second = command.arguments[0].text if command.arguments else ""
+    odd = name.startswith(("-", "{")) or second.startswith("=")
+    return odd or _is_sentence(command) or bool(_meant(name))
+
+
 def _meant(name: str) -> str:
     """Return the program whose letters a name has in another order; empty if there is none."""
     if len(name) < _SHORTEST or name in _OFTEN_USED:

@@ -28,6 +28,8 @@ from echelon.lint.python_script import (
     values_of,
 )
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.arrays import find_same_tasks
+from echelon.lint.rules.idle import find_single_process, find_unused_tasks
 from echelon.lint.rules.nodes import render_hostfile
 from echelon.lint.subject import Started, Subject
 
@@ -64,6 +66,7 @@ _NUMBERS_OF_TASKS = frozenset(
 
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     yield from _one_of_several_tasks(subject)
+    yield from find_unused_tasks(subject)
     if not subject.is_job or not subject.job.several_nodes:
         return
     yield from _ray_on_one_node(subject)
@@ -95,7 +98,9 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             + (" It waits for the other nodes until it times out." if waits else ""),
             fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
-            severity=None if one.launch.launcher or one.python is not None else WARNING,
+            severity=None
+            if (one.launch.launcher or one.python is not None) and _runs(one.launch)
+            else WARNING,
         )
 
 
@@ -167,6 +172,7 @@ def _ray_on_one_node(subject: Subject) -> Iterator[Hit]:
 def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
     yield from _starts_twice(subject)
     yield from _same_work(subject)
+    yield from find_same_tasks(subject)
     for one in subject.started:
         launch, tasks = one.launch, one.launch.amounts.tasks_per_node
         if launch.launcher is None or launch.srun is None or not tasks or tasks < 2:
@@ -181,7 +187,20 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
+                severity=None if _runs(launch) and not _has_own_gpus(launch) else WARNING,
             )
+
+
+def _runs(launch: Launch) -> bool:
+    """Tell whether the job always runs a command."""
+    return launch.command.certain or launch.command.looped or bool(launch.command.piped_into)
+
+
+def _has_own_gpus(launch: Launch) -> bool:
+    """Tell whether each task may be a node of its own for a launcher."""
+    option = launch.launcher.option("node-rank", "machine-rank") if launch.launcher else None
+    by_task = option is not None and "SLURM_PROCID" in {*option.names, option.text.strip("${}")}
+    return by_task or bool(launch.amounts.gpus_per_task)
 
 
 def _same_work(subject: Subject) -> Iterator[Hit]:
@@ -257,6 +276,7 @@ def _once_per_node(subject: Subject, launch: Launch) -> str:
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
     if sets_visible_devices(subject):
         return
+    yield from find_single_process(subject)
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
@@ -332,7 +352,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}",
                 # Ranks that lint cannot read may share a GPU, or use none.
-                severity=None if one.python is not None else WARNING,
+                severity=None if one.python is not None and _runs(launch) else WARNING,
             )
 
 

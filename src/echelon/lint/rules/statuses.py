@@ -8,11 +8,25 @@ from echelon.lint.bash import Command, Shell, Word
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.rules.failures import QUIET, runs_script, starts, training_functions
+from echelon.lint.rules.exits import find_constant_failure, find_message_status
+from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
+from echelon.lint.rules.prose import is_text
 from echelon.lint.subject import Subject
 
 _ENDING = (QUIET - {"kill"}) | {
-    *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
+    *(
+        "deactivate",
+        "conda",
+        "module",
+        "rm",
+        "ls",
+        "cd",
+        "nvidia-smi",
+        "squeue",
+        "sacct",
+        "seff",
+        "sstat",
+    ),
     *("uname", "pwd", "whoami", "id", "env", "printenv", "unset", "export", "uptime", "clear"),
     *("set", "touch", "mkdir", "du", "df", "free", "umount", "fusermount", "exit"),
 }
@@ -51,11 +65,58 @@ _RUNNERS = {
 _INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
 _KERNEL_FILE = pattern(r">\s*/(?:proc|sys)/")
 """Files that only root may write."""
-_COMPLAINS = pattern(
-    r"(?i)\b(?:error|fail(?:ed|ure)?|not found|missing|invalid|unknown|does(?: not|n't) exist|"
-    r"cannot|can't|no such|not set|abort(?:ing|ed)?|unsupported|usage:|before running)\b"
+_INSTALLS = pattern(
+    r"^(?:\S*/)?(?:uv(?: pip| tool)?|pip3?|(?:conda|mamba|micromamba)(?: env)?|poetry|pipenv) "
+    r"(?:-\S+ )*(?:install|venv|sync|create|update|add|download)\b|^(?:\S*/)?virtualenv\b|"
+    r"-m (?:pip|venv|ensurepip|virtualenv)\b|^(?:\S*/)?python[0-9.]* -(?:c|V|-version)\b"
 )
 _SPREADS = ("parallel", "xargs")
+_AROUND = (
+    _ENDING
+    | _ASIDE
+    | _PREPARES
+    | {
+        *(
+            "ray",
+            "unlink",
+            "readlink",
+            "dirname",
+            "basename",
+            "wandb",
+            "huggingface-cli",
+            "stty",
+            "shopt",
+        )
+    }
+    | {
+        *(
+            "stat",
+            "wc",
+            "trap",
+            "return",
+            "continue",
+            "break",
+            "exec",
+            "uuidgen",
+            "getopts",
+            "virtualenv",
+        )
+    }
+    | {*("activate", "setenv", "mamba", "micromamba", "sync", "tput", "type", "command", "nproc")}
+)
+"""Commands that are not the work of a job."""
+_OWN_SOURCE = pattern(
+    r"(?:source|\.) (?!/|\S*(?:activate|rc$|profile|conda|env|modules?|init))[\w./-]*\w+(?: .*)?"
+)
+"""A file of the project, which may contain `set -e`."""
+_BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "stdbuf", "env"})
+_KEEPS = frozenset({"wait", "wandb", "ray"})
+"""Last commands that wait for others, or that stop them."""
+_OR_TRUE = pattern(r"\|\|[ \t]*(true|:|echo\b[^|&;]*)[ \t]*(?:#.*)?$")
+_ERREXIT_FIX = "set -e  # near the top of the script"
+_LOOP_CONTINUES = (
+    "If this command fails, the loop continues. The job has the status of the last command only."
+)
 
 
 def find_lost_status(subject: Subject) -> Iterator[Hit]:
@@ -63,36 +124,51 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     yield from _lost_inside(subject)
-    yield from _message_status(batch)
+    yield from find_message_status(batch)
+    if any(starts(c) or _works(batch, c) for c in batch.commands):
+        plain = [c for c in batch.commands if not c.substituted and not c.function]
+        yield from find_constant_failure(batch, plain)
     if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
         return
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
         return
+    hits = list(_lost(subject, batch))
+    hidden = any(_OWN_SOURCE.fullmatch(c.text) for c in batch.commands)
+    yield from (hit for hit in hits if not (hidden and hit.severity is ADVICE))
+
+
+def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
+    if plain and plain[-1].text == "exit" and plain[-1].certain:
+        end = plain.pop()  # it keeps the status of the command before
+        decides = [c for c in decides if c is not end]
     functions = training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or runs_script(c)}
     run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
     run |= {id(c) for c in plain if _runs_program(c)}
     if any(c.background for c in plain if id(c) in run):
         run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
+    run -= {id(c) for c in plain if _installs(c)}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None:
-        yield from _always_succeeds(batch, plain, decides)
-        if not decides and not any(map(_uses_status, batch.text.split("\n"))):
-            yield from _hidden_unknown(batch, plain)
+        hits = list(_always_succeeds(batch, plain, decides))
+        if not any(map(_uses_status, batch.text.split("\n"))) and not _traps(batch):
+            hits = hits or list(_ignored(batch, plain))
+        yield from hits
         return
     command, after = plain[last], plain[last + 1 :]
     rest = batch.text.split("\n")[command.line - 1 :]
-    told = any(map(_uses_status, rest)) or any(map(_handles_failures, batch.commands))
+    told = any(map(_uses_status, rest)) or _traps(batch)
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
-    programs = launched | {id(c) for c in plain if _runs_program(c)}
+    programs = run & (launched | {id(c) for c in plain if _runs_program(c)})
     hits = list(_continued(batch, plain[: last + 1], programs))
     if after and not command.background and not command.piped_into:
         hits += _hidden(batch, command, after, plain)
-    yield from hits or _in_loop(command)
+    hits = hits or [*_in_loop(command), *_tolerated(batch, [c for c in plain if id(c) in run])]
+    yield from hits or _ignored(batch, plain)
 
 
 def _uses_status(line: str) -> bool:
@@ -131,31 +207,14 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _message_status(batch: Shell) -> Iterator[Hit]:
-    """Find `exit` without a number after an error message, whose status is the job's."""
-    commands = batch.commands
-    for number, command in enumerate(commands):
-        if command.text != "exit" or command.certain or command.substituted:
-            continue
-        messages = takewhile(lambda c: c.name in ("echo", "printf"), reversed(commands[:number]))
-        if any(_COMPLAINS.search(c.text) and not c.certain for c in messages):
-            yield Hit(
-                at=command,
-                what="After this error, the job is COMPLETED: `exit` without a number ends it with "
-                "the status of the message.",
-                fix="exit 1",
-            )
-
-
 def _hidden(
     batch: Shell, command: Command, after: list[Command], plain: list[Command]
 ) -> Iterator[Hit]:
     """Find a command whose status is not that of the job."""
     end = after[-1]
     sure = command.unchecked and (end.certain or (end.looped and command.looped))
-    installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
-    if not sure or end.background or (installs and any(c.name not in _ENDING for c in after)):
-        return  # a program that lint does not know may be the one that matters
+    if not sure or end.background:
+        return
     if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
         yield Hit(
             at=command,
@@ -172,13 +231,13 @@ def _hidden(
             at=command,
             what=f"The job is COMPLETED even if this command fails, because "
             f"{_shown(end)} (line {end.line}) succeeds afterwards.",
-            fix="set -e  # near the top of the script",
+            fix=_ERREXIT_FIX,
         )
     elif end.name in _COPIES | {"rmdir", "ls"} and end.certain:
         yield Hit(
             at=command,
             what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
-            fix="set -e  # near the top of the script",
+            fix=_ERREXIT_FIX,
             severity=ADVICE,
         )
 
@@ -226,16 +285,16 @@ def _in_loop(command: Command) -> Iterator[Hit]:
     if command.looped and not command.background and not command.piped_into:
         yield Hit(
             at=command,
-            what="If this command fails, the loop continues. The job has the status of the last "
-            "command only.",
-            fix="set -e  # near the top of the script",
+            what=_LOOP_CONTINUES,
+            fix=_ERREXIT_FIX,
             severity=ADVICE,
         )
 
 
-def _handles_failures(command: Command) -> bool:
-    """Tell whether a command is a trap that runs when the script fails or ends."""
-    return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+def _traps(batch: Shell) -> bool:
+    """Tell whether a script has a trap that runs when it fails or ends."""
+    traps = (c for c in batch.commands if c.name == "trap")
+    return any(word.text in _ENDS for c in traps for word in c.arguments[1:])
 
 
 def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
@@ -272,21 +331,79 @@ def _shown(command: Command) -> str:
     return f"`{command.text}`" if command.name == "exit" else command.name
 
 
-def _hidden_unknown(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
-    """Find a program that lint does not know, before a last command that succeeds."""
-    around = _ENDING | _ASIDE | _PREPARES | _INTERPRETERS | _RUNNERS.keys()
-    work = [c for c in plain if c.unchecked and not c.background and c.name not in around]
+def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
+    """Find a program whose status is lost, also if lint does not know it."""
     end = plain[-1] if plain else None
-    if end is None or end.name not in QUIET or not end.certain or _may_fail(batch, end):
+    if (
+        end is None
+        or batch.suspect
+        or end.text == "exit"
+        or end.name in _KEEPS
+        or _may_fail(batch, end)
+    ):
         return
-    for command in work[-1:]:
-        yield Hit(
-            at=command,
-            what=f"The job is COMPLETED even if this command fails, because {end.name} (line "
-            f"{end.line}) succeeds afterwards.",
-            fix="set -e  # near the top of the script",
-            severity=ADVICE,
+    main = [c for c in batch.commands if not _installs(c)]
+    only = not any(starts(c) or _works(batch, c) or runs_script(c) for c in main)
+    work = [c for c in plain if c.unchecked and not c.background]
+    work = [c for c in work if (only or _works(batch, c)) and only is _installs(c)]
+    lost = [c for c in work if c.line < end.line and end.certain and not end.background]
+    known = [c for c in lost if starts(c) or _runs_program(c)]
+    if any(c.name in _ENDS_JOB for c in plain) or is_text(end):
+        return
+    if lost and end.name in _ENDING and not _lists(end):
+        command = lost[-1]
+        what = (
+            f"The job is COMPLETED even if this command fails, because {_shown(end)} (line "
+            f"{end.line}) succeeds afterwards."
         )
+    elif lost:
+        command = (known or lost)[0]
+        what = (
+            "If this command fails, the script continues. The job has the status of its last "
+            f"command (line {end.line})."
+        )
+    elif work and work[-1].looped:
+        command, what = work[-1], _LOOP_CONTINUES
+    else:
+        return
+    yield Hit(at=command, what=what, fix=_ERREXIT_FIX, severity=ADVICE)
+
+
+def _installs(command: Command) -> bool:
+    """Tell whether a command prepares or tests an environment, and is seldom the work of a job."""
+    return bool(_INSTALLS.search(command.text))
+
+
+def _works(batch: Shell, command: Command) -> bool:
+    """Tell whether a command is the work of a job, or a function that does it."""
+    inside = [c for c in batch.commands if c.function == command.name]
+    if inside:
+        exits = any(c.name in ("exit", "return") for c in inside)
+        return not exits and any(c.name not in _AROUND | {command.name} for c in inside)
+    if command.name in _INTERPRETERS | _RUNNERS.keys():
+        return _runs_program(command)
+    name = command.name
+    if name in _BEFORE_PROGRAMS:
+        words = (w.text.rpartition("/")[2] for w in command.arguments)
+        name = next((word for word in words if word[:1] not in "-0123456789"), "time")
+    return name not in _AROUND and not is_text(command) and not SERVER.search(command.text)
+
+
+def _tolerated(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
+    """Find programs with an alternative that always succeeds, such as `|| true`."""
+    lines = batch.text.split("\n")
+    for command in commands:
+        rest = lines[command.line - 1 :]
+        more = list(takewhile(lambda line: line.endswith("\\"), rest))
+        found = _OR_TRUE.search(rest[len(more)]) if len(more) < len(rest) else None
+        if found and not command.unchecked and not command.function:
+            yield Hit(
+                at=command,
+                what=f"The job is COMPLETED even if this command fails, because of `{found[1]}`.",
+                fix=f"remove `{found[0].strip()}`",
+                severity=ADVICE,
+            )
+            return
 
 
 def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:

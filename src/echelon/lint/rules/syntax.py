@@ -14,6 +14,7 @@ from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
 _BASH = pattern(r"#!\s*(\S*/)?(env\s+(-\S+\s+)*)?(bash|sh)\b")
+_EXIT = pattern(r"exit(?:[ \t]+\d+)?[ \t]*(?:#.*)?")
 _TIMEOUT_S = 5.0
 _HEREDOC = pattern(r"here-document at line (\d+) delimited by end-of-file \(wanted [`'](.*)'\)")
 _COMPLAINT = pattern(
@@ -34,7 +35,7 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
             continue
         # The parser does not know all of bash, so bash itself decides.
         complaint = ask_bash(clean(shell.text), subject.programs)
-        if complaint is not None:
+        if complaint is not None and not _ends_before(shell, complaint, subject.programs):
             line = clean(shell.text).split("\n")[complaint.line - 1]
             placeholder = re.search(r"<[A-Za-z][^<>]*>", line)
             if re.search(r"\{\{.*\}\}|\{%.*%\}", line):
@@ -52,6 +53,13 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
                 fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
+
+
+def _ends_before(shell: Shell, complaint: "Complaint", programs: Programs) -> bool:
+    """Tell whether a script exits before an error, so that bash does not read it."""
+    lines = clean(shell.text).split("\n")[: complaint.line - 1]
+    ends = next((n for n, line in enumerate(lines, 1) if _EXIT.fullmatch(line)), 0)
+    return ends > 0 and ask_bash("\n".join([*lines[:ends], ""]), programs) is None
 
 
 def _is_file(subject: Subject, shell: Shell) -> bool:

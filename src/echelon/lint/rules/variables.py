@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.arrays import find_short_arrays
 from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
@@ -33,8 +34,8 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                     what=f"The program gets the text '${found[1]}', not the value. The variable is "
                     "escaped or in single quotes, so no shell expands it.",
                     fix=f"${found[1]}  # without the backslash, or without the inner single quotes",
-                    # A program may expand the text itself; a launcher does not.
-                    severity=None if word in options else WARNING,
+                    # A program or another shell may expand the text; a launcher does not.
+                    severity=None if word in options and not one.launch.elsewhere else WARNING,
                 )
 
     yield from _quoted_home(subject)
@@ -93,10 +94,10 @@ def _quoted_home(subject: Subject) -> Iterator[Hit]:
 
 
 def find_never_set(subject: Subject) -> Iterator[Hit]:
+    yield from find_short_arrays(subject)
     if not subject.is_job or sources_others(subject):
         return
-    if any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells):
-        return
+    doubtful = any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells)
     assigned = {assignment.name for assignment in subject.assignments}
     read = {name for shell in subject.shells for name in shell.names_read}
     unread = {name for name in assigned - read if name not in subject.exported}
@@ -110,7 +111,14 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
             name = use.name
             if use.guarded or name in assigned | told or not name[0].isalpha() or len(name) < 5:
                 continue
-            if loads and _OF_MODULE.search(name):
+            if twin := _twin(subject, name):
+                told.add(name)
+                yield Hit(
+                    at=Place(path, use.line),
+                    what=f"Nothing in the script sets `{name}`. It sets `{twin}`.",
+                    fix=f"${twin}",
+                )
+            if twin or doubtful or (loads and _OF_MODULE.search(name)):
                 continue
             if path == subject.path and _stops_at(subject, name):
                 told.add(name)
@@ -129,6 +137,15 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                     "has a similar name.",
                     fix=f"${near}",
                 )
+            elif path == subject.path and _is_own(subject, name):
+                told.add(name)
+                yield Hit(
+                    at=Place(path, use.line),
+                    what=f"`${name}` is empty unless it comes from outside: the script does not "
+                    "set it.",
+                    fix=f"{name}=…",
+                    severity=ADVICE,
+                )
 
 
 def _stops_at(subject: Subject, name: str) -> bool:
@@ -140,6 +157,33 @@ def _stops_at(subject: Subject, name: str) -> bool:
     return not name.endswith("_proxy") and not re.search(
         words, "\n".join(shell.text for shell in subject.shells)
     )
+
+
+def _is_own(subject: Subject, name: str) -> bool:
+    """Tell whether only the script can set a variable: a name in lower case, or a rendezvous."""
+    chosen = name.lower() == name or name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+    own = rf"\b(?:for|export|select)\s+{name}\b|\b{name}\+?=|\b{name}\[|-[vz]\s+\S{{0,3}}{name}\b"
+    texts = [shell.text for shell in subject.shells]
+    return chosen and not name.endswith("_proxy") and not re.search(own, "\n".join(texts))
+
+
+def _twin(subject: Subject, name: str) -> str:
+    """Return the variable of the script whose name differs only by underscores."""
+    found = [a for a in subject.assignments if _joined(a.name) == _joined(name)]
+    texts = [shell.text for shell in subject.shells]
+    otherwise = rf"\b(?:for|export|select|read|local|declare|mapfile|readarray)\b.*\b{name}\b"
+    if any(name in a.value.names for a in found):  # it gets the value of one from outside
+        return ""
+    loads = (c.text.lower() for c in subject.commands if c.name in ("module", "ml", "spack"))
+    if any(name.partition("_")[0].lower() in text for text in loads):
+        return ""
+    if any(re.search(rf"{otherwise}|\b{name}(?:\+?=|\[)|-v\s+{name}\b", text) for text in texts):
+        return ""
+    return found[0].name if found else ""
+
+
+def _joined(name: str) -> str:
+    return name.replace("_", "")
 
 
 def _nearest(name: str, unread: set[str]) -> str:
@@ -175,7 +219,8 @@ RULES = (
         check=find_never_set,
         why="Bash expands a variable that is not set to nothing, and stops at it after `set -u`. "
         "Without `set -u`, lint reports only names that resemble a variable that the script sets "
-        "and never reads; others may come from outside.",
+        "and never reads, or that differ from a variable only by underscores. Others may come from "
+        "outside.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -3,4 +3,4 @@
 #SBATCH --error=run.err  # expect: E502
 #SBATCH --array=1-4
 mkdir -p nowhere
-python train.py
+python train.py $SLURM_ARRAY_TASK_ID

@@ -1,0 +1,135 @@
+"""The paths of a git repository, and whether another path exists in it. Pure.
+
+A job can start in any directory of the repository or above it, so a path that a script names is
+compared with the ends of the repository's paths.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from echelon.core.frozen import frozen
+
+SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
+"""Directories that are not listed."""
+_ALIKE = 0.6
+"""How similar a name has to be to be suggested."""
+
+
+@frozen
+class Repository:
+    name: str
+    """The name of its directory."""
+    paths: frozenset[str]
+    """Relative to its directory. Those of folders end in a slash, but not those of links."""
+    unlisted: frozenset[str] = SKIPPED
+    """Patterns of what may exist although it is not listed, such as what git ignores.
+
+    Those that begin with a slash are paths from the directory of the repository, others are names.
+    """
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all files and folders; those of folders end in a slash."""
+        return frozenset(map(_name, self.paths))
+
+    def lacks(self, path: str, *, folder: bool = False) -> bool:
+        """Tell whether a relative path does not exist, whichever the current directory is."""
+        parts, names = _parts(path), self.names
+        if not parts or any(self._hides(pattern, parts, names) for pattern in self.unlisted):
+            return False
+        if any(part in names for part in parts[:-1]):  # a link to a folder
+            return False
+        slash = "/" if folder else ""
+        end = "/".join(parts) + slash
+        if any(one == end or one.endswith(f"/{end}") for one in self.paths):
+            return False
+        if f"{parts[0]}/" in names:
+            outside = [number for number, part in enumerate(parts, start=1) if part == self.name]
+        else:  # it may be the name of the repository's directory
+            outside = list(range(1, len(parts)))
+        inside = ("/".join(parts[start:]) + slash for start in outside)
+        return not any(one in self.paths or one == "/" for one in inside)
+
+    def _hides(self, pattern: str, parts: list[str], names: frozenset[str]) -> bool:
+        """Tell whether a pattern matches a path, or a folder of it."""
+        if not pattern.startswith("/"):
+            return any(fnmatchcase(part, pattern) for part in parts)
+        whole = pattern.strip("/").split("/")
+        if any(_begins(parts, whole[number:]) for number in range(len(whole))):
+            return True
+        above = f"{parts[0]}/" not in names  # it may be the directory of the repository
+        return above and any(_begins(parts[number:], whole) for number in range(1, len(parts)))
+
+    def nearest(self, path: str, *, folder: bool = False) -> str:
+        """Return the path that is probably meant; empty if none is similar.
+
+        It has the same name in another folder, or a similar name in the same folder.
+        """
+        parts = _parts(path)
+        slash = "/" if folder else ""
+        kind = [one for one in self.paths if one.endswith("/") == folder]
+        same = [one for one in kind if _name(one) == parts[-1] + slash]
+        if not same:
+            above = "/".join(parts[:-1])
+            end = os.path.splitext(parts[-1])[1]  # noqa: PTH122
+            beside = (one for one in kind if _is_in(one.removesuffix("/"), above))
+            named = {_name(one): one for one in sorted(beside) if one.endswith(end + slash)}
+            near = difflib.get_close_matches(parts[-1] + slash, named, n=1, cutoff=_ALIKE)
+            return named[near[0]] if near else ""
+        return max(sorted(same), key=lambda one: likeness(one, "/".join(parts)))
+
+
+def _parts(path: str) -> list[str]:
+    """Return the components of a path, without those that lead out of the current directory."""
+    return [part for part in os.path.normpath(path).split("/") if part not in ("", ".", "..")]
+
+
+def _name(path: str) -> str:
+    return path[path.rstrip("/").rfind("/") + 1 :]
+
+
+def _is_in(path: str, folder: str) -> bool:
+    above = path.rpartition("/")[0]
+    return above == folder or above.endswith(f"/{folder}")
+
+
+def likeness(one: str, other: str) -> float:
+    """Return how similar two paths are, from 0 to 1."""
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _begins(parts: list[str], patterns: list[str]) -> bool:
+    return len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def read_ignored(text: str, folder: str = "") -> Iterable[str]:
+    """Yield the patterns of a .gitignore, some of which match more than git does.
+
+    Args:
+        text: its contents.
+        folder: its directory, with a slash at the end.
+    """
+    for line in text.split("\n"):
+        pattern = line.strip().rstrip("/")
+        if not pattern or pattern.startswith(("#", "!")):
+            continue
+        name = pattern
+        while name.endswith(("/*", "/**")):
+            name = name.rpartition("/")[0]
+        if name in ("", "*", "**"):
+            yield f"/{folder}".rstrip("/") or "*"
+        elif "**" in name:
+            yield name.rpartition("/")[2]
+        else:
+            yield f"/{folder}{name.lstrip('/')}" if "/" in pattern else name
+
+
+def read_submodules(text: str) -> Iterable[str]:
+    """Yield the folders in .gitmodules as such patterns."""
+    for line in text.split("\n"):
+        key, equals, value = line.partition("=")
+        if equals and key.strip() == "path":
+            yield f"/{value.strip()}"

@@ -1,0 +1,83 @@
+"""`exit` with a status that is not that of the work; part of E507."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from echelon.lint.bash import Command, Shell
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import ADVICE, Hit
+
+_COMPLAINS = pattern(
+    r"(?i)\b(?:error|fail(?:ed|ure)?|not found|missing|invalid|unknown|does(?: not|n't) exist|"
+    r"cannot|can't|no such|not set|abort(?:ing|ed)?|unsupported|usage(?=:)|before running|"
+    r"no (?:[\w-]+ ){1,5}(?:provided|given|specified|supplied|passed|found|set)|"
+    r"please (?:provide|specify|pass|set|give)|must (?:be|specify|provide)|required)\b"
+)
+_PRINTS = frozenset({"echo", "printf", "cat"})
+_ASKED_FOR_HELP = pattern(
+    r"^\s*(?:(?:(?:el)?if|case|\[+)\s.*|\(?[\w\"'|*\s-]{0,99})(?<![\w-])-(?:h|-help|\?)(?!\w)"
+    r"(?:.*\bthen\b|.*\]|[\w\"'|*\s-]{0,99}\))"
+)
+"""A condition that is true when a person asks for help, which is no error."""
+_HELPS = pattern(r"(?i)usage|help")
+_IN_SUBSHELL = pattern(r"\([^()]*\bexit(?: 0)?\s*;?\s*\)")
+_DECIDES = frozenset({"exit", "return", "exec", "trap", "kill", "scancel"})
+
+
+def find_message_status(batch: Shell) -> Iterator[Hit]:
+    """Find `exit` without a number after an error message, whose status is the job's."""
+    commands, lines = batch.commands, batch.text.split("\n")
+    texts = _printing_functions(batch)
+    for number, command in enumerate(commands):
+        text = command.text
+        if text not in ("exit", "exit 0") or command.certain or command.substituted:
+            continue
+        if _HELPS.search(command.function) or _IN_SUBSHELL.search(lines[command.line - 1]):
+            continue  # it may be called for --help, or the script continues
+        before = reversed(commands[:number])
+        messages = list(takewhile(lambda c: c.name in _PRINTS or c.name in texts, before))
+        said = (f"{_message(c)} {texts.get(c.name, '')}" for c in messages if not c.certain)
+        start = commands[number - len(messages) - 1].line if number > len(messages) else 0
+        asked = any(map(_ASKED_FOR_HELP.search, lines[start : command.line]))
+        if any(map(_COMPLAINS.search, said)) and not asked:
+            yield Hit(
+                at=command,
+                what="After this error, the job is COMPLETED: `exit` without a number ends it with "
+                "the status of the message."
+                if text == "exit"
+                else "After this error, the job is COMPLETED, because the status is 0.",
+                fix="exit 1",
+                severity=None if text == "exit" else ADVICE,
+            )
+
+
+def _printing_functions(batch: Shell) -> dict[str, str]:
+    """Return the functions that only print, such as usage, with their texts."""
+    inside: dict[str, list[Command]] = {}
+    for command in batch.commands:
+        if command.function:
+            inside.setdefault(command.function, []).append(command)
+    return {
+        name: " ".join(map(_message, commands))
+        for name, commands in inside.items()
+        if all(command.name in _PRINTS for command in commands)
+    }
+
+
+def _message(command: Command) -> str:
+    return f"{command.text} {command.stdin.text if command.stdin else ''}"
+
+
+def find_constant_failure(batch: Shell, plain: Sequence[Command]) -> Iterator[Hit]:
+    """Find `exit 1` as the last command of a script, whatever happened before."""
+    end = plain[-1] if plain else None
+    if end is None or not end.certain or not re.fullmatch(r"exit [1-9]\d*", end.text):
+        return
+    others = (c for c in batch.commands if c.name in _DECIDES and c is not end)
+    if not end.words[1].uses and not any(others) and "requeue" not in batch.text:
+        yield Hit(
+            at=end,
+            what=f"The job is always FAILED, because its script ends with `{end.text}`.",
+            fix="remove this line: a job has the status of its last command",
+        )

@@ -1,0 +1,323 @@
+"""E215: scripts, configuration files and folders that the git repository of the job lacks."""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import PurePosixPath
+
+from echelon.core.frozen import frozen
+from echelon.lint.bash import Command, Word
+from echelon.lint.files import Place, beside
+from echelon.lint.launches import Launch
+from echelon.lint.patterns import pattern
+from echelon.lint.repository import Repository, likeness
+from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
+from echelon.lint.subject import Subject
+
+_RELATIVE = r"(?:\.{1,2}/)*[A-Za-z0-9_][\w./+-]*"
+_PYTHON_SCRIPT = pattern(rf"{_RELATIVE}\.py")
+_SHELL_SCRIPT = pattern(rf"{_RELATIVE}\.(?:sh|bash)")
+_CONFIG = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)+\.(?:toml|ya?ml|json|ini|cfg)")
+_FOLDER = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*/?")
+_OF_CONFIG = pattern(
+    r"(?i)conf|cfg|param|spec\b|setting|deepspeed|recipe|^@|ya?ml|^-?-?(?:c|f|file)$"
+)
+"""Options of configuration files."""
+_OF_OUTPUT = pattern(
+    r"(?i)out|save|log|result|dump|write|export|dest|pred|report|metric|cache|^-o$"
+)
+_CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
+_TEMPLATE = pattern(r"template|your|my_?script|placeholder|path/to|example", re.IGNORECASE)
+_OF_PERSON = pattern(
+    r"(?i)secret|local|private|credential|token|passw|user|\bkeys?\b|activate|(?:^|/)v?env/"
+)
+"""Sourced files that are not in a repository on purpose."""
+_COMMON = frozenset(
+    {
+        *("main", "train", "run", "test", "setup", "config", "eval", "evaluate", "utils", "env"),
+        *("job", "submit", "build", "install", "start", "default", "base", "predict", "inference"),
+        *("preprocess", "prepare", "download", "finetune", "pretrain", "generate", "sample"),
+        *("benchmark", "model", "data", "dataset", "launch", "plot", "convert", "settings"),
+    }
+)
+"""Names of which every repository has one."""
+_ALIKE = 0.85
+_MOST = 5
+"""Maximum number of missing paths to report, because each takes a search of the repository."""
+_MAKES = pattern(
+    r"\b(?:mkdir|cp|mv|ln|tee|touch|rsync|sed|jq|envsubst|tar|unzip|cat|clone|install)\b"
+)
+_WRITES = pattern(r"(?i)open\([^)]*['\"][wax]|dump|write|save|\bto_\w|out|copy|move|rename|link|>")
+"""Lines that may create the files that they name."""
+_BRINGS_FILES = pattern(
+    r"(?:wget|curl|scp|tar|unzip|gh|gdown|hf|huggingface-cli|jupyter|make|cmake|install|tee|pushd)\b"
+    r"|git\s+(?:-C\s+\S+\s+)?(?:clone|pull|checkout|submodule|worktree|fetch|switch|archive)\b"
+    r"|(?:cp|mv|ln|rsync)\b.*(?:\.py\b|\s\.\S*$|\s[^/\s]+$)"
+    r"|cd\s+(?!\S*\$\{?SLURM_SUBMIT_DIR\b)[/~$`-]|cd$"
+)
+"""Commands after which the directory may have other files than the repository."""
+_FOREIGN = {
+    "macOS": pattern(r"(?:--?[\w-]+=)?/Users/\w[\w.-]*/"),
+    "Windows": pattern(r"(?:--?[\w-]+=)?[A-Z]:(?:\\{1,2}\w|/\w+/|Users)"),
+}
+_NO_PROGRAMS = frozenset(
+    {"echo", "printf", "export", "grep", "sed", "awk", "rsync", "scp", "ssh", "alias", "test", "["}
+)
+
+
+@frozen
+class _Wanted:
+    """A path that has to exist when the job reaches a command."""
+
+    path: str
+    at: Located
+    reader: str
+    """The program that fails without it; empty for a configuration file."""
+
+
+def find_missing_paths(subject: Subject) -> Iterator[Hit]:
+    yield from _not_executable(subject)
+    yield from _foreign(subject)
+    wanted = [*_programs(subject), *_sourced(subject), *_configs(subject)]
+    wanted = [one for one in wanted if not _is_here(subject, one.path)]
+    folder = _first_folder(subject)
+    if not wanted and folder is None:
+        return
+    repository = subject.files.repository(subject.path)
+    if repository is None or not _stays_inside(subject, repository):
+        return
+    if folder is not None:
+        yield from _missing_folder(subject, repository, *folder)
+    missing = (one for one in wanted if _is_missing(one.path, repository))
+    for one in islice(missing, _MOST):
+        if not _may_be_made(subject, one.path):
+            yield _missing(one, repository)
+
+
+def _is_here(subject: Subject, path: str) -> bool:
+    return any(subject.files.read(beside(base, path)) is not None for base in (subject.path, ""))
+
+
+# --- what has to exist ----------------------------------------------------------------------
+
+
+def _programs(subject: Subject) -> Iterator[_Wanted]:
+    """Yield the Python and shell scripts that the job runs."""
+    for launch in (one.launch for one in subject.started if one.python is None):
+        word = launch.program
+        if word is None or not word.known or launch.looked_up or launch.module or launch.elsewhere:
+            continue
+        if _PYTHON_SCRIPT.fullmatch(word.text):
+            at = launch.place_of(word, subject.path)
+            yield _Wanted(path=word.text, at=at, reader="Python")
+    told_paths = set[str]()
+    for command in subject.batch.commands if subject.batch else ():
+        by_shell = command.name in ("bash", "sh")
+        run = command.arguments[:1] if by_shell else command.words[:1]
+        path = run[0].text if run and run[0].known and not run[0].uses else ""
+        if _SHELL_SCRIPT.fullmatch(path) and ("/" in path or by_shell) and path not in told_paths:
+            told_paths.add(path)
+            yield _Wanted(path=path, at=command, reader="Bash")
+
+
+def _sourced(subject: Subject) -> Iterator[_Wanted]:
+    for command in subject.batch.commands if subject.batch else ():
+        word = command.arguments[0] if command.arguments else None
+        if command.name not in ("source", ".") or word is None or not word.known or word.uses:
+            continue
+        sure = command.certain and command.unchecked and not command.substituted
+        if sure and _SHELL_SCRIPT.fullmatch(word.text) and not _OF_PERSON.search(word.text):
+            yield _Wanted(path=word.text, at=command, reader=f"`{command.name}`")
+
+
+def _configs(subject: Subject) -> Iterator[_Wanted]:
+    """Yield the configuration files that a Python script of the repository reads."""
+    for launch in (one.launch for one in subject.started if one.python is not None):
+        if launch.elsewhere:
+            continue
+        for option, word in _options(launch):
+            path = word.text.rpartition("=")[2].removeprefix("@")
+            if not word.known or not _CONFIG.fullmatch(path) or _OF_OUTPUT.search(option):
+                continue
+            if _OF_CONFIG.search(option) or (not option and not path.endswith(".json")):
+                yield _Wanted(path=path, at=launch.place_of(word, subject.path), reader="")
+
+
+def _options(launch: Launch) -> Iterator[tuple[str, Word]]:
+    """Yield the arguments of a program with the option before each, or its own."""
+    if launch.launcher is not None and (word := launch.launcher.option("config-file")):
+        yield "--config_file", word
+    before = ""
+    for word in launch.arguments:
+        name, equals, _ = word.text.partition("=")
+        own = "@" if word.text.startswith("@") else before
+        yield (name if equals else own), word
+        before = name if name.startswith("-") and not equals else ""
+
+
+# --- whether it does ------------------------------------------------------------------------
+
+
+def _is_missing(path: str, repository: Repository) -> bool:
+    """Tell whether a path is missing, and not part of another repository or of its results."""
+    *folders, name = (part for part in path.split("/") if part not in (".", ".."))
+    if _TEMPLATE.search(path) or not repository.lacks(path):
+        return False
+    names = repository.names
+    if all(f"{folder}/" in names for folder in folders):
+        return True
+    nearest = repository.nearest(path)
+    near = nearest.split("/")[-2:] == path.split("/")[-2:] or likeness(nearest, path) > _ALIKE
+    common = PurePosixPath(name).stem.lower() in _COMMON
+    return name in names and (near or not common)
+
+
+def _may_be_made(subject: Subject, path: str) -> bool:
+    """Tell whether the script, or another one in the repository, may create a file first."""
+    name = path.rpartition("/")[2]
+    code = "\n".join(shell.text for shell in subject.shells)
+    if re.search(rf"(?:>\s{{0,9}}|-[efrsdoOxwL]\s{{1,9}})[^\s>]{{0,200}}{re.escape(name)}", code):
+        return True
+    own = set(code.split("\n"))
+    if any(name in part and _MAKES.search(part) for part in re.split(r"[\n;&|]", code)):
+        return True
+    lines = subject.files.lines_with(beside(subject.path, name))
+    return any(line not in own and _WRITES.search(line) for line in lines)
+
+
+def _missing(one: _Wanted, repository: Repository) -> Hit:
+    path = re.sub(r"^(?:\.{1,2}/)+", "", one.path)
+    nearest = repository.nearest(path)
+    what = (
+        f"No path in this repository ends with {path}."
+        if "/" in path
+        else f"No file in this repository is named {path}."
+    )
+    if one.reader and "/" not in path:
+        what += f" {one.reader} fails unless the job starts in another directory."
+    return Hit(
+        at=one.at,
+        what=what + (f" The nearest is {nearest}." if nearest else ""),
+        fix=nearest or "correct the name, or change to the directory of the file before",
+        severity=None if one.reader else ADVICE,
+    )
+
+
+def _first_folder(subject: Subject) -> tuple[Command, str] | None:
+    """Return the first `cd` and its folder, if the script goes on when it fails."""
+    batch = subject.batch
+    command = next((c for c in batch.commands if c.name == "cd"), None) if batch else None
+    if batch is None or command is None or len(command.arguments) != 1:
+        return None
+    word, line = command.arguments[0], subject.line_at(command)
+    stops = "errexit" in batch.settings or re.match(r"#!\S+\s+-\w*e", batch.text)
+    literal = word.known and not word.uses and _FOLDER.fullmatch(word.text)
+    if stops or not literal or not command.certain or not command.unchecked or "&&" in line:
+        return None
+    here = (subject.files.is_folder(beside(base, word.text)) for base in (subject.path, ""))
+    return None if any(here) else (command, word.text)
+
+
+def _missing_folder(
+    subject: Subject, repository: Repository, command: Command, path: str
+) -> Iterator[Hit]:
+    if not repository.lacks(path, folder=True) or _TEMPLATE.search(path):
+        return
+    nearest = repository.nearest(path, folder=True)
+    first = re.sub(r"^(?:\.{1,2}/)+", "", path).partition("/")[0]
+    below = first != path.strip("./") and f"{first}/" in repository.names
+    made = any(c.name in ("mkdir", "ln", "cp", "mv") for c in subject.commands)
+    # A single unknown name may be that of the directory of the repository.
+    if (nearest or below) and not made:
+        yield Hit(
+            at=command,
+            what=f"No folder in this repository ends with {path}. The script continues in the "
+            "wrong directory."
+            + (f" The nearest is {nearest}" if nearest else "").rstrip("/")
+            + ("." if nearest else ""),
+            fix=f"cd {nearest.rstrip('/') or '…'} || exit 1",
+        )
+
+
+# --- what exists and does not work ----------------------------------------------------------
+
+
+def _not_executable(subject: Subject) -> Iterator[Hit]:
+    """Find files that the script runs by their path, and that are not executable."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or "chmod" in batch.text:
+        return
+    for command in batch.commands:
+        path = command.words[0].text if command.words else ""
+        if not re.fullmatch(r"(?:\./)?[\w.-]+(?:/[\w.-]+)+", path) or not command.words[0].known:
+            continue
+        places = {beside(base, path) for base in (subject.path, "")}
+        found = [place for place in places if subject.files.read(place) is not None]
+        if found and not any(map(subject.files.is_executable, found)):
+            yield Hit(
+                at=command,
+                what=f"{path} is not executable: 'Permission denied'.",
+                fix=f"chmod +x {path}  # or call it with its interpreter",
+            )
+            return
+
+
+def _foreign(subject: Subject) -> Iterator[Hit]:
+    """Find paths of a laptop in the commands of a job."""
+    texts = [shell.text for shell in subject.shells]
+    if not subject.is_job or any(re.search(r"\buname\b|OSTYPE|Darwin", text) for text in texts):
+        return
+    told = set[tuple[str, int]]()
+    for command in subject.commands:
+        for word in command.words if command.name not in _NO_PROGRAMS else ():
+            system = next((s for s, found in _FOREIGN.items() if found.match(word.text)), "")
+            at = Place(command.path, word.line or command.line)
+            if system and (command.path, at.line) not in told:
+                told.add((command.path, at.line))
+                path = word.text.rpartition("=")[2]
+                yield Hit(
+                    at=at,
+                    what=f"{path} is a path of {system}. It does not exist on a Linux cluster.",
+                    fix="use a path of the cluster",
+                    severity=ADVICE,
+                )
+
+
+def _stays_inside(subject: Subject, repository: Repository) -> bool:
+    """Tell whether the job sees the files of the repository and no others."""
+    if not subject.is_job or subject.directives.last("chdir") is not None:
+        return False
+    if _TEMPLATE.search(subject.path) or any(shell.suspect for shell in subject.shells):
+        return False
+    if any(_CONTAINER.search(shell.text) for shell in subject.shells):
+        return False
+    return not any(
+        _BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) and not _enters(c, repository)
+        for c in subject.commands
+    )
+
+
+def _enters(command: Command, repository: Repository) -> bool:
+    """Tell whether a command changes to the repository by its name, as in `cd ~/project`."""
+    return command.name == "cd" and repository.name in command.text.split("/")
+
+
+RULES = (
+    Rule(
+        code="E215",
+        title="path that does not exist, or script that is not executable",
+        severity=WARNING,
+        check=find_missing_paths,
+        why="Python and bash exit at once if the script does not exist. Lint reports a path only "
+        "if no path in the git repository of the job script ends with it, and if no command may "
+        "create it or change the directory. A configuration file is advice.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-python trian.py    # <- here
++python train.py
+ --- train.py
+ print("training")
+""",
+    ),
+)
