@@ -42,7 +42,7 @@ from echelon.lint.rules import (
 )
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject, read_subject
-from echelon.lint.unfinished import is_unfinished
+from echelon.lint.unfinished import is_filled_in, is_unfinished
 
 THEMES = {
     "`#SBATCH` directives": (directive_lines, amounts, placeholders),
@@ -61,6 +61,8 @@ RULES: tuple[Rule, ...] = tuple(
 
 _IN_ANY_FILE = frozenset({"E108", "E109"})
 """Rules about line endings and the byte order mark, which remain when a script is completed."""
+_OF_VALUES = frozenset({"E113", "E116", "E210", "E215"})
+"""Rules about values and paths, which a program that completes a script may replace."""
 _IGNORE = pattern(
     r"#\s*echelon:\s*ignore(?P<whole>-file)?\b(?P<codes>\s+E\d+(?:[\s,]+E\d+)*)?",
     re.IGNORECASE,
@@ -108,19 +110,29 @@ def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> li
 
 
 def _certain(subject: Subject, findings: list[Finding]) -> list[Finding]:
-    """Lower the errors of a script that another program, or a person, completes first."""
-    doubtful = [
-        finding
-        for finding in findings
-        if finding.severity is Severity.ERROR
-        and finding.path == subject.path
-        and finding.code not in _IN_ANY_FILE
-    ]
+    """Lower the findings of a script that another program, or a person, completes first."""
+    doubtful = [f for f in findings if f.path == subject.path and _is_of_finished(f)]
     if not subject.shells or not doubtful:
         return findings
-    if not is_unfinished(subject.path, subject.text, subject.files):
+    told = (subject.path, subject.text, subject.files)
+    if not is_unfinished(*told):
         return findings
-    return [replace(f, severity=Severity.WARNING) if f in doubtful else f for f in findings]
+    filled_in = is_filled_in(*told)
+    return [_lowered(f, filled_in=filled_in) if f in doubtful else f for f in findings]
+
+
+def _is_of_finished(finding: Finding) -> bool:
+    """Tell whether a finding is certain only in a finished script."""
+    error = finding.severity is Severity.ERROR and finding.code not in _IN_ANY_FILE
+    return error or (finding.code in _OF_VALUES and finding.severity is Severity.WARNING)
+
+
+def _lowered(finding: Finding, *, filled_in: bool) -> Finding:
+    if finding.code in _OF_VALUES and filled_in:
+        return replace(finding, severity=Severity.ADVICE)
+    if finding.severity is Severity.ERROR:
+        return replace(finding, severity=Severity.WARNING)
+    return finding
 
 
 def _before_stops(findings: list[Finding]) -> list[Finding]:

@@ -35,7 +35,7 @@ _TOLD = pattern(
 )
 """Comments that tell to complete the script first."""
 _COMPLETES = pattern(
-    r"(?i)\b(?:sed|envsubst|awk|perl|m4|cat|head|tail|srun|mpirun|mpiexec|ssh|pdsh)\s|\bopen\(|"
+    r"(?i)\b(?:sed|envsubst|awk|perl|m4|cat|cp|head|tail|srun|mpirun|mpiexec|ssh|pdsh)\s|\bopen\(|"
     r"read_text|readlines|template|\.(?:replace|format|render|substitute|sub)\(|"
     r"(?:^|[;&|])\s*(?:source|\.)\s"
 )
@@ -51,8 +51,12 @@ def is_template(path: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=32)
+def is_filled_in(path: str, text: str, files: Files) -> bool:
+    """Tell whether another program completes a script, or runs it otherwise."""
+    return is_template(path, text) or any(map(_COMPLETES.search, files.lines_with(path)))
+
+
 def is_unfinished(path: str, text: str, files: Files) -> bool:
-    """Tell whether something completes a script, or runs it otherwise, before it is a job."""
-    if is_template(path, text) or _TOLD.search(text) or _LEFT_OPEN.search(text):
-        return True
-    return any(_COMPLETES.search(line) for line in files.lines_with(path))
+    """Tell whether another program or a person completes a script before it is a job."""
+    asks = _TOLD.search(text) or _LEFT_OPEN.search(text)
+    return bool(asks) or is_filled_in(path, text, files)

@@ -1098,3 +1098,33 @@ def test_a_bare_name_is_looked_up_in_path(line, found):
     files = TextFiles({"job.sh": "", "train.py": ""}, repository=True)
     findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
     assert [str(f.severity) for f in findings if f.code == "E215"] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("bash restart.sh", ["warning"]),
+        ("if [ -f $AGAIN ]; then ./tools/restart.sh; fi", ["advice"]),
+    ],
+)
+def test_a_script_that_an_earlier_job_may_have_written(line, found):
+    files = TextFiles({"job.sh": "", "tools/train.py": ""}, repository=True)
+    script = f"{JOB}AGAIN=tools/restart.sh\n{line}\n" if "if" in line else f"{JOB}{line}\n"
+    findings = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in findings if f.code == "E215"] == found
+
+
+@pytest.mark.parametrize(
+    ("others", "kind"),
+    [
+        ({}, "warning"),
+        ({"make_sh": "cp job.sh run/ && replace run/job.sh\n"}, "advice"),
+        ({"make_py": "text = open('job.sh').read().replace('<out>', out)\n"}, "advice"),
+        ({"README_md": "Submit it: sbatch job.sh\n"}, "warning"),
+    ],
+)
+def test_values_that_another_program_fills_in(others, kind):
+    script = f"{JOB}OUT=/data/<out>/b\npython a.py $OUT\n"
+    files = TextFiles({"job.sh": script, **{n.replace("_", "."): t for n, t in others.items()}})
+    found = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in found if f.code == "E116"] == [kind]

@@ -935,6 +935,7 @@ def test_a_variable_that_only_the_script_can_set(body, found):
         (". ./secrets.sh\n", []),
         ("source venv/bin/activate.sh\n", []),
         ("source ~/env.sh\n", []),
+        ("source site-modules.sh\n", []),
     ],
 )
 def test_shell_scripts_that_cannot_run(body, lines):

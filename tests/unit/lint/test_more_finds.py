@@ -324,6 +324,8 @@ def test_a_program_with_its_letters_in_another_order(name):
         ("cd /path/to/code", True),
         ("srun fit --data=/path/to/data", True),
         ("echo 'usage: fit /path/to/data'", False),
+        ("complain 'Set DATA=/path/to/data'", False),
+        ("bash -c 'fit --data=/path/to/data'", True),
         ("cd /scratch/path/to/code", False),
     ],
 )

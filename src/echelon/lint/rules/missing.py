@@ -73,6 +73,8 @@ class _Wanted:
     at: Located
     reader: str
     """The program that fails without it; empty for a configuration file."""
+    certain: bool = True
+    """Whether the job always reads it."""
 
 
 def find_missing_paths(subject: Subject) -> Iterator[Hit]:
@@ -117,7 +119,8 @@ def _programs(subject: Subject) -> Iterator[_Wanted]:
         path = run[0].text if run and run[0].known and not run[0].uses else ""
         if _SHELL_SCRIPT.fullmatch(path) and ("/" in path or by_shell) and path not in told_paths:
             told_paths.add(path)
-            yield _Wanted(path=path, at=command, reader="Bash")
+            always = command.certain or command.looped or bool(command.piped_into)
+            yield _Wanted(path=path, at=command, reader="Bash", certain=always)
 
 
 def _sourced(subject: Subject) -> Iterator[_Wanted]:
@@ -126,7 +129,13 @@ def _sourced(subject: Subject) -> Iterator[_Wanted]:
         if command.name not in ("source", ".") or word is None or not word.known or word.uses:
             continue
         sure = command.certain and command.unchecked and not command.substituted
-        if sure and _SHELL_SCRIPT.fullmatch(word.text) and not _OF_PERSON.search(word.text):
+        # Without a slash, bash looks in PATH first.
+        if (
+            sure
+            and "/" in word.text
+            and _SHELL_SCRIPT.fullmatch(word.text)
+            and not _OF_PERSON.search(word.text)
+        ):
             yield _Wanted(path=word.text, at=command, reader=f"`{command.name}`")
 
 
@@ -199,7 +208,7 @@ def _missing(one: _Wanted, repository: Repository) -> Hit:
         at=one.at,
         what=what + (f" The nearest is {nearest}." if nearest else ""),
         fix=nearest or "correct the name, or change to the directory of the file before",
-        severity=None if one.reader else ADVICE,
+        severity=None if one.reader and one.certain else ADVICE,
     )
 
 

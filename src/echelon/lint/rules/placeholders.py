@@ -99,7 +99,8 @@ def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
         for word in command.words:
             match = _PLACEHOLDER_PATH.search(word.text)
             at = Place(command.path, word.line)
-            if match and match[0] in subject.line_at(at):
+            # A word with blanks is a text, or a script whose commands are read separately.
+            if match and " " not in word.text and match[0] in subject.line_at(at):
                 yield _unfilled(at, match[0], None)
 
 
