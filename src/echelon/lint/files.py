@@ -141,8 +141,7 @@ def _lines_below(root: Path, own: Path) -> Iterator[str]:
 def _list_repository(root: Path) -> Repository | None:
     found, unlisted, read = set[str](), set(SKIPPED), 0
     modules = root / ".gitmodules"
-    if modules.exists():
-        unlisted.update(read_submodules(modules.read_text(errors="replace")))
+    unlisted.update(read_submodules(_read_small(modules)))
     for place, folders, names in os.walk(root):
         read += len(folders) + len(names)
         if read > _MOST_NAMES or (modules.exists() and not folders and not names):
@@ -153,9 +152,15 @@ def _list_repository(root: Path) -> Repository | None:
         found.update(f"{here}{name}" for name in (*names, *links))
         found.update(f"{here}{name}/" for name in folders)
         if ".gitignore" in names:
-            text = (Path(place) / ".gitignore").read_text(errors="replace")
-            unlisted.update(read_ignored(text, here))
+            unlisted.update(read_ignored(_read_small(Path(place) / ".gitignore"), here))
     return Repository(name=root.name, paths=frozenset(found), unlisted=frozenset(unlisted))
+
+
+def _read_small(path: Path) -> str:
+    """Return the text of a file; empty if it is no file, or too large."""
+    if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
+        return ""
+    return path.read_text(errors="replace")
 
 
 def beside(path: str, name: str) -> str:

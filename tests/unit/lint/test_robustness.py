@@ -1,6 +1,7 @@
 """Lint of texts that are hardly scripts: it neither fails nor loses findings."""
 
 import ast
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.shell import FakeShell
+from echelon.lint.files import DiskFiles
 from echelon.lint.linting import RULES, hits, lint
 from echelon.lint.rule import Severity
 from echelon.lint.subject import read_subject
@@ -276,3 +278,27 @@ def test_a_forest_of_wrappers_is_read_in_part():
 def test_wrappers_of_a_megabyte_are_read_in_part():
     wrappers = {f"w{n}": "#" * 400_000 + f"\necho {n}\n" for n in range(5)}
     assert len(shells(JOB + "".join(f"bash {name}.sh\n" for name in wrappers), **wrappers)) == 1 + 2
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".gitmodules", "other.sh"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "bytes", "large"])
+def test_files_of_a_repository_that_are_no_text(tmp_path, name, kind):
+    (tmp_path / ".git").mkdir()
+    place = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "link to itself":
+        place.symlink_to(name)
+    elif kind == "bytes":
+        place.write_bytes(b"\xff\x00/job.sh\n")
+    else:
+        with place.open("wb") as file:
+            file.truncate(1 << 40)
+    script = "#!/bin/bash\n#SBATCH --mem=lots\npython3 trian.py\nbash other.sh > logs/<name>/a\n"
+    job = tmp_path / "job.sh"
+    job.write_text(script)
+    codes = {f.code for f in lint(script, path=str(job), files=DiskFiles())}
+    assert "E111" in codes
+    assert "E215" in codes or (kind, name) == ("folder", ".gitmodules")  # a submodule is missing
