@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple, Protocol
 
 from echelon.lint.repository import SKIPPED, Repository, read_ignored, read_submodules
@@ -73,10 +74,10 @@ class DiskFiles:
 
     def _load(self, path: str) -> str | None:
         try:
-            file = Path(path)
-            if not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
+            status = os.stat(path)  # noqa: PTH116  quicker, and most files do not exist
+            if not S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
                 return None
-            return file.read_bytes().decode()
+            return Path(path).read_bytes().decode()
         except (OSError, ValueError):  # ValueError: not UTF-8, or a null byte in the name
             return None
 

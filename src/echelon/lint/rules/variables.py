@@ -172,14 +172,14 @@ def _twin(subject: Subject, name: str) -> str:
     found = [a for a in subject.assignments if _joined(a.name) == _joined(name)]
     texts = [shell.text for shell in subject.shells]
     otherwise = rf"\b(?:for|export|select|read|local|declare|mapfile|readarray)\b.*\b{name}\b"
-    if any(name in a.value.names for a in found):  # it gets the value of one from outside
-        return ""
+    if not found or any(name in a.value.names for a in found):
+        return ""  # it gets the value of one from outside
     loads = (c.text.lower() for c in subject.commands if c.name in ("module", "ml", "spack"))
     if any(name.partition("_")[0].lower() in text for text in loads):
         return ""
     if any(re.search(rf"{otherwise}|\b{name}(?:\+?=|\[)|-v\s+{name}\b", text) for text in texts):
         return ""
-    return found[0].name if found else ""
+    return found[0].name
 
 
 def _joined(name: str) -> str:
