@@ -106,7 +106,7 @@ def _begins(parts: list[str], patterns: list[str]) -> bool:
 
 
 def read_ignored(text: str, folder: str = "") -> Iterable[str]:
-    """Yield the patterns of a .gitignore, some of which match more than git does.
+    """Yield the patterns of a .gitignore; some match more than git does.
 
     Args:
         text: its contents.

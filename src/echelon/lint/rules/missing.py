@@ -40,7 +40,7 @@ _COMMON = frozenset(
         *("benchmark", "model", "data", "dataset", "launch", "plot", "convert", "settings"),
     }
 )
-"""Names of which every repository has one."""
+"""Names that most repositories have."""
 _ALIKE = 0.85
 _MOST = 5
 """Maximum number of missing paths to report, because each takes a search of the repository."""
