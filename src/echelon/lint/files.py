@@ -6,6 +6,7 @@ A protocol, because tests lint scripts that exist only in memory.
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
@@ -128,9 +129,7 @@ def _lines_below(root: Path, own: Path) -> Iterator[str]:
     for place, folders, names in os.walk(root):
         folders[:] = sorted(folder for folder in folders if folder not in SKIPPED)
         for file in (Path(place) / one for one in sorted(names) if _READ.search(one)):
-            if file == own or not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
-                continue
-            text = file.read_bytes()
+            text = b"" if file == own else _read_bytes(file)
             read += len(text)
             if read > _MOST_BYTES:
                 return
@@ -142,7 +141,7 @@ def _lines_below(root: Path, own: Path) -> Iterator[str]:
 def _list_repository(root: Path) -> Repository | None:
     found, unlisted, read = set[str](), set(SKIPPED), 0
     modules = root / ".gitmodules"
-    unlisted.update(read_submodules(_read_small(modules)))
+    unlisted.update(read_submodules(_read_bytes(modules).decode(errors="replace")))
     for place, folders, names in os.walk(root):
         read += len(folders) + len(names)
         if read > _MOST_NAMES or (modules.exists() and not folders and not names):
@@ -153,15 +152,17 @@ def _list_repository(root: Path) -> Repository | None:
         found.update(f"{here}{name}" for name in (*names, *links))
         found.update(f"{here}{name}/" for name in folders)
         if ".gitignore" in names:
-            unlisted.update(read_ignored(_read_small(Path(place) / ".gitignore"), here))
+            text = _read_bytes(Path(place) / ".gitignore").decode(errors="replace")
+            unlisted.update(read_ignored(text, here))
     return Repository(name=root.name, paths=frozenset(found), unlisted=frozenset(unlisted))
 
 
-def _read_small(path: Path) -> str:
-    """Return the text of a file; empty if it is no file, or too large."""
-    if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
-        return ""
-    return path.read_text(errors="replace")
+def _read_bytes(path: Path) -> bytes:
+    """Return the content of a file; empty if it is no file, too large, or another user's."""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _LARGEST_BYTES:
+            return path.read_bytes()
+    return b""
 
 
 def beside(path: str, name: str) -> str:

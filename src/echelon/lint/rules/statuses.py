@@ -14,19 +14,8 @@ from echelon.lint.rules.prose import is_text
 from echelon.lint.subject import Subject
 
 _ENDING = (QUIET - {"kill"}) | {
-    *(
-        "deactivate",
-        "conda",
-        "module",
-        "rm",
-        "ls",
-        "cd",
-        "nvidia-smi",
-        "squeue",
-        "sacct",
-        "seff",
-        "sstat",
-    ),
+    *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct"),
+    *("seff", "sstat"),
     *("uname", "pwd", "whoami", "id", "env", "printenv", "unset", "export", "uptime", "clear"),
     *("set", "touch", "mkdir", "du", "df", "free", "umount", "fusermount", "exit"),
 }
@@ -76,33 +65,11 @@ _AROUND = (
     | _ASIDE
     | _PREPARES
     | {
-        *(
-            "ray",
-            "unlink",
-            "readlink",
-            "dirname",
-            "basename",
-            "wandb",
-            "huggingface-cli",
-            "stty",
-            "shopt",
-        )
+        *("ray", "unlink", "readlink", "dirname", "basename", "wandb", "huggingface-cli"),
+        *("stty", "shopt", "stat", "wc", "trap", "return", "continue", "break", "exec"),
+        *("uuidgen", "getopts", "virtualenv", "activate", "setenv", "mamba", "micromamba"),
+        *("sync", "tput", "type", "command", "nproc"),
     }
-    | {
-        *(
-            "stat",
-            "wc",
-            "trap",
-            "return",
-            "continue",
-            "break",
-            "exec",
-            "uuidgen",
-            "getopts",
-            "virtualenv",
-        )
-    }
-    | {*("activate", "setenv", "mamba", "micromamba", "sync", "tput", "type", "command", "nproc")}
 )
 """Commands that are not the work of a job."""
 _OWN_SOURCE = pattern(
