@@ -58,6 +58,11 @@ def _ranks_of_accelerate(launcher: Launcher) -> int | None:
     return total.number // count if total.number % count == 0 else None
 
 
+def runs_always(launch: Launch) -> bool:
+    """Tell whether the job always runs a command."""
+    return launch.command.certain or launch.command.looped or bool(launch.command.piped_into)
+
+
 def spawns(python: PythonScript | None) -> bool:
     """Tell whether a script starts one process per GPU itself, with mp.spawn."""
     return python is not None and bool(python.calls("spawn", "start_processes"))

@@ -1,13 +1,22 @@
-"""GPUs and tasks that a script requests, and starts one process; part of E201 and E203."""
+"""E203: GPUs that no process uses, and tasks that nothing starts; part of E201."""
 
 import re
 from collections.abc import Iterator
 
-from echelon.lint.facts import may_use_all_gpus, spawns, uses_several_gpus
+from echelon.lint.bash import Word
+from echelon.lint.facts import (
+    is_alone,
+    may_use_all_gpus,
+    ranks_per_launch,
+    sets_visible_devices,
+    spawns,
+    uses_several_gpus,
+)
 from echelon.lint.files import Place
+from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ADVICE, Hit
-from echelon.lint.subject import Subject
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.subject import Started, Subject
 
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
@@ -45,7 +54,7 @@ def find_unused_tasks(subject: Subject) -> Iterator[Hit]:
     )
 
 
-def find_single_process(subject: Subject) -> Iterator[Hit]:
+def _single_process(subject: Subject) -> Iterator[Hit]:
     """Find a single process in a job with several GPUs, if nothing says that it uses them."""
     gpus, started = subject.job.gpus_per_node or 0, subject.started
     code = [line for shell in subject.shells for line in shell.text.split("\n")]
@@ -67,3 +76,75 @@ def find_single_process(subject: Subject) -> Iterator[Hit]:
             fix="#SBATCH --gpus-per-node=1  # or start one process per GPU",
             severity=ADVICE,
         )
+
+
+def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
+    if sets_visible_devices(subject):
+        return
+    yield from _single_process(subject)
+    for one in subject.started:
+        launch, amounts = one.launch, one.launch.amounts
+        gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
+        if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
+            continue
+        ranks = ranks_per_launch(launch)
+        tasks = tasks if launch.srun is not None else 1
+        if not ranks or not tasks or ranks * tasks >= gpus or _has_alternative(subject, one):
+            continue
+        if launch.launcher is None and (
+            one.python is None
+            or not one.python.is_distributed
+            or spawns(one.python)
+            or may_use_all_gpus(one.python)
+        ):
+            continue
+        if not uses_several_gpus(one.python) and not _leaves_one(launch, gpus - ranks * tasks):
+            yield Hit(
+                at=launch,
+                what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
+                "are idle.",
+                fix=f"--nproc_per_node={gpus}"
+                if launch.launcher
+                else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
+            )
+
+
+def _leaves_one(launch: Launch, idle: int) -> bool:
+    """Tell whether a program keeps a GPU for the inference server that it starts."""
+    words = (word.text.lower() for word in _program_words(launch))
+    return idle == 1 and any("vllm" in word or "grpo" in word for word in words)
+
+
+def _program_words(launch: Launch) -> Iterator[Word]:
+    yield from (launch.program,) if launch.program else ()
+    yield from launch.arguments
+
+
+def _has_alternative(subject: Subject, one: Started) -> bool:
+    """Tell whether a launch is in a branch, and another branch starts the same program."""
+    program = one.launch.program
+    others = (other.launch for other in subject.started if other is not one)
+    return not one.launch.command.certain and any(
+        program is not None and other.program is not None and other.program.text == program.text
+        for other in others
+        if not other.command.certain
+    )
+
+
+RULES = (
+    Rule(
+        code="E203",
+        title="idle GPUs",
+        severity=WARNING,
+        check=find_idle_gpus,
+        why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=4
+-torchrun --standalone --nproc_per_node=2 train.py    # <- here
++torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+)

@@ -1,35 +1,18 @@
-"""E201 to E204 and E206: numbers of tasks, ranks and GPUs that do not match."""
+"""E201 and E202: ranks that nothing starts, or that are started twice."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from echelon.core.units import counted
-from echelon.lint.bash import Where, Word
-from echelon.lint.facts import (
-    is_alone,
-    is_training,
-    may_use_all_gpus,
-    ranks_per_launch,
-    sets_visible_devices,
-    spawns,
-    uses_gpus,
-    uses_several_gpus,
-)
+from echelon.lint.bash import Where
+from echelon.lint.facts import ranks_per_launch, runs_always, spawns
 from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import (
-    PythonScript,
-    constant,
-    is_conditional,
-    keyword,
-    origin,
-    values_of,
-)
+from echelon.lint.python_script import PythonScript, is_conditional
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_same_tasks
-from echelon.lint.rules.idle import find_single_process, find_unused_tasks
+from echelon.lint.rules.idle import find_unused_tasks
 from echelon.lint.rules.nodes import render_hostfile
 from echelon.lint.subject import Started, Subject
 
@@ -54,7 +37,6 @@ _TELLS_TASKS = pattern(
     re.IGNORECASE,
 )
 """Words of scripts that may tell their tasks apart, or that lint cannot follow."""
-_TENSOR_PARALLEL = pattern(r"\btensor[-_]parallel[-_]size[= ](\d{1,3})\b")
 _WORLD_OF_SLURM = pattern(
     r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
 )
@@ -99,7 +81,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
             severity=None
-            if (one.launch.launcher or one.python is not None) and _runs(one.launch)
+            if (one.launch.launcher or one.python is not None) and runs_always(one.launch)
             else WARNING,
         )
 
@@ -187,13 +169,8 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
-                severity=None if _runs(launch) and not _has_own_gpus(launch) else WARNING,
+                severity=None if runs_always(launch) and not _has_own_gpus(launch) else WARNING,
             )
-
-
-def _runs(launch: Launch) -> bool:
-    """Tell whether the job always runs a command."""
-    return launch.command.certain or launch.command.looped or bool(launch.command.piped_into)
 
 
 def _has_own_gpus(launch: Launch) -> bool:
@@ -273,133 +250,6 @@ def _once_per_node(subject: Subject, launch: Launch) -> str:
     return f"#SBATCH --ntasks-per-node=1{instead}"
 
 
-def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
-    if sets_visible_devices(subject):
-        return
-    yield from find_single_process(subject)
-    for one in subject.started:
-        launch, amounts = one.launch, one.launch.amounts
-        gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
-        if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
-            continue
-        ranks = ranks_per_launch(launch)
-        tasks = tasks if launch.srun is not None else 1
-        if not ranks or not tasks or ranks * tasks >= gpus or _has_alternative(subject, one):
-            continue
-        if launch.launcher is None and (
-            one.python is None
-            or not one.python.is_distributed
-            or spawns(one.python)
-            or may_use_all_gpus(one.python)
-        ):
-            continue
-        if not uses_several_gpus(one.python) and not _leaves_one(launch, gpus - ranks * tasks):
-            yield Hit(
-                at=launch,
-                what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
-                "are idle.",
-                fix=f"--nproc_per_node={gpus}"
-                if launch.launcher
-                else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
-            )
-
-
-def _leaves_one(launch: Launch, idle: int) -> bool:
-    """Tell whether a program keeps a GPU for the inference server that it starts."""
-    words = (word.text.lower() for word in _program_words(launch))
-    return idle == 1 and any("vllm" in word or "grpo" in word for word in words)
-
-
-def _program_words(launch: Launch) -> Iterator[Word]:
-    yield from (launch.program,) if launch.program else ()
-    yield from launch.arguments
-
-
-def _has_alternative(subject: Subject, one: Started) -> bool:
-    """Tell whether a launch is in a branch, and another branch starts the same program."""
-    program = one.launch.program
-    others = (other.launch for other in subject.started if other is not one)
-    return not one.launch.command.certain and any(
-        program is not None and other.program is not None and other.program.text == program.text
-        for other in others
-        if not other.command.certain
-    )
-
-
-def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
-    yield from _tensor_parallel(subject)
-    for one in subject.started:
-        launch, amounts = one.launch, one.launch.amounts
-        gpus, tasks, ranks = amounts.gpus_per_node, amounts.tasks_per_node, ranks_per_launch(launch)
-        if not gpus or not ranks or launch.mpi or launch.elsewhere:
-            continue
-        gloo = one.python is not None and not uses_gpus(one.python)
-        if (
-            not is_training(subject, one)
-            or gloo
-            or (launch.launcher is None and one.python is None)
-        ):
-            continue
-        total = ranks * (tasks or 1) if launch.srun is not None else ranks
-        if tasks and launch.launcher is not None and tasks > 1:
-            continue  # reported by E202
-        if total > gpus:
-            yield Hit(
-                at=launch,
-                what=f"{total} ranks share {counted(gpus, 'GPU')} on each node. They fail with "
-                "'invalid device ordinal' or 'Duplicate GPU detected'.",
-                fix=f"--nproc_per_node={gpus}"
-                if launch.launcher
-                else f"#SBATCH --ntasks-per-node={gpus}",
-                # Ranks that lint cannot read may share a GPU, or use none.
-                severity=None if one.python is not None and _runs(launch) else WARNING,
-            )
-
-
-def _tensor_parallel(subject: Subject) -> Iterator[Hit]:
-    """Find an inference server that expects more GPUs than a node of the job has."""
-    gpus = subject.job.gpus_per_node
-    for command in subject.commands if gpus and subject.is_job else ():
-        found = _TENSOR_PARALLEL.search(command.text)
-        if found and command.name not in ("echo", "printf") and gpus:
-            size = int(found[1])
-            if size > gpus and not subject.may_have_several_nodes:
-                yield Hit(
-                    at=command,
-                    what=f"The server expects {counted(size, 'GPU')}, but the job has "
-                    f"{gpus} on its node.",
-                    fix=f"#SBATCH --gpus-per-node={size}",
-                    severity=WARNING,
-                )
-
-
-def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
-    for one in subject.started:
-        amounts, python = one.launch.amounts, one.python
-        if one.launch.srun is None or one.launch.launcher is not None or python is None:
-            continue
-        if not amounts.gpus_per_task or (amounts.tasks_per_node or 1) < 2:
-            continue
-        for call in python.calls("set_device"):
-            device = keyword(call, "device", 0)
-            values = values_of(python, device) if device is not None else []
-            names = (n for value in values for n in ast.walk(value) if isinstance(n, ast.Name))
-            values = [*values, *(value for name in names for value in values_of(python, name))]
-            if any(isinstance(constant(value), int) for value in values):
-                continue  # set to 0, because the task sees one GPU
-            made_of = origin(python, device)
-            local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
-            if local and "device_count" not in made_of and "%" not in made_of:
-                yield Hit(
-                    at=python.at(call),
-                    what=f"With `--gpus-per-task={amounts.gpus_per_task}`, each task sees only its "
-                    "own GPUs, numbered from 0. Larger local ranks fail with 'invalid device "
-                    "ordinal'.",
-                    fix="#SBATCH --gpus-per-node=…  # instead of --gpus-per-task\n"
-                    "or: torch.cuda.set_device(local_rank % torch.cuda.device_count())",
-                )
-
-
 RULES = (
     Rule(
         code="E201",
@@ -433,59 +283,6 @@ RULES = (
 +#SBATCH --ntasks-per-node=1
  #SBATCH --gpus-per-node=4
  srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
-""",
-    ),
-    Rule(
-        code="E203",
-        title="idle GPUs",
-        severity=WARNING,
-        check=find_idle_gpus,
-        why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
-        example="""\
- #!/bin/bash
- #SBATCH --cpus-per-gpu=8
- #SBATCH --nodes=1
- #SBATCH --gpus-per-node=4
--torchrun --standalone --nproc_per_node=2 train.py    # <- here
-+torchrun --standalone --nproc_per_node=4 train.py
-""",
-    ),
-    Rule(
-        code="E204",
-        title="more ranks than GPUs",
-        severity=ERROR,
-        check=find_too_many_ranks,
-        why="NCCL needs a separate GPU for each rank.",
-        example="""\
- #!/bin/bash
- #SBATCH --cpus-per-gpu=8
- #SBATCH --nodes=1
- #SBATCH --gpus-per-node=2
--torchrun --standalone --nproc_per_node=4 train.py    # <- here
-+torchrun --standalone --nproc_per_node=2 train.py
- --- train.py
- import torch
- model = torch.nn.Linear(1, 1).cuda()
-""",
-    ),
-    Rule(
-        code="E206",
-        title="device selected by local rank with `--gpus-per-task`",
-        severity=WARNING,
-        check=find_hidden_devices,
-        why="With `--gpus-per-task`, Slurm binds each task to its own GPUs and numbers them from "
-        "0 in every task. The local rank is then not a valid device index.",
-        example="""\
- #!/bin/bash
- #SBATCH --nodes=1
- #SBATCH --ntasks-per-node=4
--#SBATCH --gpus-per-task=1
-+#SBATCH --gpus-per-node=4
- srun python train.py
- --- train.py
- import os
- import torch
- torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
 """,
     ),
 )
