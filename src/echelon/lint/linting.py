@@ -21,6 +21,7 @@ from echelon.lint.rules import (
     devices,
     directive_lines,
     environment,
+    exits,
     failures,
     frameworks,
     hidden,
@@ -63,7 +64,7 @@ THEMES = {
     ),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
-    "Output and failures": (output, failures, statuses, signals),
+    "Output and failures": (output, failures, statuses, exits, signals),
     "Python scripts": (data, saving, processes, names, hidden),
 }
 RULES: tuple[Rule, ...] = tuple(

@@ -667,3 +667,37 @@ def test_variables_at_which_bash_stops(body, found):
 def test_tasks_that_do_the_same_work(tasks, script, found):
     head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks={tasks}\n"
     assert (("E202", "warning") in codes("srun python a.py\n", head, a=script)) == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ('--config"$NAME"', True),
+        ('--epochs 3 --config"${NAME}"', True),
+        ('--config "$NAME"', False),
+        ('--config="$NAME"', False),
+        ('-c"$NAME"', False),
+        ("--config --$NAME", False),
+    ],
+)
+def test_an_option_and_a_variable_in_one_word(arguments, found):
+    script = f"NAME=$1\npython a.py {arguments}\n"
+    assert (("E207", "warning") in codes(script, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("set -e\npython a.py\nif [ $? -ne 0 ]; then\nexit 3\nfi\n", True),
+        ("set -e\npython a.py \\\n  --epochs 3\n\ncode=$?\nexit $code\n", True),
+        ("set -e\npython a.py &\nwait $!\ncode=$?\nexit $code\n", True),
+        ("python a.py\ncode=$?\nexit $code\n", False),
+        ("set +e\npython a.py\ncode=$?\nset -e\nexit $code\n", False),
+        ("set -e\ncode=0\npython a.py || code=$?\nexit $code\n", False),
+        ('set -e\npython a.py\necho "status $?"\n', False),
+        ("set -e\nif python a.py; then\n:\nfi\ncode=$?\n", False),
+        ("python a.py\ncode=$?\nset -e\nexit $code\n", False),
+    ],
+)
+def test_a_status_that_set_e_makes_zero(body, found):
+    assert (("E511", "advice") in codes(body, a="print(1)\n")) == found

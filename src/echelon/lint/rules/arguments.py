@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from echelon.lint.arguments import Option, Parser, read_parser
 from echelon.lint.bash import Word
+from echelon.lint.edits import replace_group
 from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
@@ -12,6 +13,8 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
 _OPTION = pattern(r"--?[A-Za-z][\w-]*")
+_JOINED = pattern(r"(?<!\S)(--[A-Za-z][\w-]*\w)[\"']\$\{?([A-Za-z_]\w*)")
+"""An option and a quoted variable without a space between them."""
 _PASSED_ON = pattern(r"(?:\(|,\s?)(?:self\.)?\w{0,40}parser\s?[,)]|\(ArgumentParser\):")
 _REQUIRED = ("requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
 _TORCH_2 = pattern(
@@ -22,6 +25,7 @@ _PLACEHOLDER = pattern(r"__|[<>{}@%$\[\]]")
 
 def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
     yield from _local_rank(subject)
+    yield from _joined_value(subject)
     for one in subject.started:
         python = one.python
         if python is None or one.launch.elsewhere or not _is_only(subject, one):
@@ -34,6 +38,25 @@ def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
                 fix=fix,
                 severity=WARNING,  # the file may differ from the one on the cluster
             )
+
+
+def _joined_value(subject: Subject) -> Iterator[Hit]:
+    """Find options that form one word with the variable after them."""
+    for one in subject.started:
+        for word in one.launch.arguments if not one.launch.elsewhere else ():
+            at = one.launch.place_of(word, subject.path)
+            for match in _JOINED.finditer(subject.line_at(at)) if word.uses else ():
+                option, name = match[1], match[2]
+                if not word.text.startswith(option) or name not in word.names:
+                    continue
+                yield Hit(
+                    at=at,
+                    what=f"`{option}` and `${name}` are one word, because there is no space "
+                    "between them. The program gets an option that it does not know.",
+                    fix=f'{option} "${name}"',
+                    severity=WARNING,
+                    edits=(replace_group(at.line, match, f"{option} ", 1),),
+                )
 
 
 def _is_only(subject: Subject, one: Started) -> bool:

@@ -1,12 +1,14 @@
-"""`exit` with a status that is not that of the work; part of E507."""
+"""E511: exit statuses that a script looks at too late; `exit` with a wrong one, part of E507."""
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from echelon.lint.bash import Command, Shell
+from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ADVICE, Hit
+from echelon.lint.rule import ADVICE, Hit, Rule
+from echelon.lint.subject import Subject
 
 _COMPLAINS = pattern(
     r"(?i)\b(?:error|fail(?:ed|ure)?|not found|missing|invalid|unknown|does(?: not|n't) exist|"
@@ -22,6 +24,8 @@ _ASKED_FOR_HELP = pattern(
 """A condition that is true when a person asks for help, which is no error."""
 _HELPS = pattern(r"(?i)usage|help")
 _IN_SUBSHELL = pattern(r"\([^()]*\bexit(?: 0)?\s*;?\s*\)")
+_USES_STATUS = pattern(r"^(?!\s*(?:#|echo\b|printf\b))[^#]*\$(?:\?|\{\?\})")
+_ERREXIT_OFF = pattern(r"\bset\s+\+(?:\w*e|o\s+errexit)")
 _DECIDES = frozenset({"exit", "return", "exec", "trap", "kill", "scancel"})
 
 
@@ -81,3 +85,48 @@ def find_constant_failure(batch: Shell, plain: Sequence[Command]) -> Iterator[Hi
             what=f"The job is always FAILED, because its script ends with `{end.text}`.",
             fix="remove this line: a job has the status of its last command",
         )
+
+
+def find_late_status(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or "errexit" not in batch.settings or _ERREXIT_OFF.search(batch.text):
+        return
+    sets = min((c.line for c in batch.commands if c.name == "set"), default=0)
+    lines = batch.text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if number <= sets or not _USES_STATUS.search(line):
+            continue
+        before = [c for c in batch.commands if c.line < number and not c.substituted]
+        between = lines[before[-1].line - 1 : number - 1] if before else []
+        first = next((n for n, text in enumerate(between) if not text.endswith("\\")), None)
+        follows = first is not None and not any(map(str.strip, between[first + 1 :]))
+        if before and follows and before[-1].unchecked and not before[-1].background:
+            yield Hit(
+                at=Place(subject.path, number),
+                what=f"`$?` is always 0 here: because of `set -e`, the script ends at once if line "
+                f"{before[-1].line} fails.",
+                fix="code=0; … || code=$?  # with the command in the place of …",
+            )
+
+
+RULES = (
+    Rule(
+        code="E511",
+        title="exit status that `set -e` makes 0",
+        severity=ADVICE,
+        check=find_late_status,
+        why="With `set -e`, bash ends the script when a command fails, so what the next lines do "
+        "about the failure never happens.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ set -e
+-python train.py
+-code=$?    # <- here
++code=0
++python train.py || code=$?
+ echo "exit status: $code"
+ exit $code
+""",
+    ),
+)
