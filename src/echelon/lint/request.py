@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from echelon.clusters.slurm.options import (
+    SBATCH,
     SRUN,
     directive_lines,
     move_value,
@@ -66,6 +67,9 @@ def read_directives(script: str) -> Directives:
             move_value(lines[-1][1], words)
         lines.append((number, words))
     for number, words in lines:
+        if (word := _with_one_dash(words)) is not None:
+            broken.append((number, f"{word} has one dash, so it is read as {word[:2]} {word[2:]}"))
+            continue
         try:
             options = parse_sbatch(words)
         except UsageError as error:
@@ -73,6 +77,12 @@ def read_directives(script: str) -> Directives:
             continue
         items += [Directive(option=o, value=v, line=number) for o, v in options.items()]
     return Directives(items=tuple(items), broken=tuple(sorted(broken)), several=several)
+
+
+def _with_one_dash(words: Sequence[str]) -> str | None:
+    """Return the first word that is a long option except for its second dash."""
+    names = ((word, word[1:].partition("=")[0]) for word in words if word.startswith("-"))
+    return next((word for word, name in names if len(name) > 1 and name in SBATCH.known), None)
 
 
 def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]:

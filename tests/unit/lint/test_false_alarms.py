@@ -1128,3 +1128,17 @@ def test_values_that_another_program_fills_in(others, kind):
     files = TextFiles({"job.sh": script, **{n.replace("_", "."): t for n, t in others.items()}})
     found = lint(script, path="job.sh", files=files, programs=SlurmOf())
     assert [str(f.severity) for f in found if f.code == "E116"] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("comment", "found"),
+    [
+        ("# Set by submit script via --account", ["advice"]),
+        ("# overridden on the command line", ["advice"]),
+        ("# your account", ["warning"]),
+        ("", ["warning"]),
+    ],
+)
+def test_a_placeholder_that_the_command_line_replaces(comment, found):
+    script = f"#!/bin/bash\n#SBATCH --account=<ACCOUNT> {comment}\npython a.py\n"
+    assert severities(script, "E116") == found

@@ -2,6 +2,7 @@
 
 import pytest
 
+from echelon.lint.edits import apply_edits
 from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
@@ -931,7 +932,7 @@ def test_a_variable_that_only_the_script_can_set(body, found):
         ("source tools/other.sh\n", [3]),
         ("source tools/other.sh || true\n", []),
         ("if [ -f tools/other.sh ]; then\n  source tools/other.sh\nfi\n", []),
-        (". ./env.sh\n", [3]),
+        (". ./paths.sh\n", [3]),
         (". ./secrets.sh\n", []),
         ("source venv/bin/activate.sh\n", []),
         ("source ~/env.sh\n", []),
@@ -1361,3 +1362,28 @@ def test_a_literal_host_that_slurm_may_not_choose(nodes, more, body, severity):
 )
 def test_names_that_differ_by_underscores(body, found):
     assert (("E314", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("directive", "read"),
+    [
+        ("-exclude=node45", "-e xclude=node45"),
+        ("-nodes 2", "-n odes"),
+        ("-n4", ""),
+        ("-Jtrain", ""),
+        ("-p time", ""),
+    ],
+)
+def test_a_long_option_with_one_dash(directive, read):
+    script = f"#!/bin/bash\n#SBATCH {directive}\npython a.py\n"
+    (found,) = [f for f in _findings(script) if f.code == "E105"] or [None]
+    assert (found is not None) == bool(read)
+    if found:
+        assert f"is read as {read}" in found.what
+        fixed = apply_edits(script, found.edits)
+        assert f"#SBATCH -{directive}\n" in fixed
+        assert "E105" not in {f.code for f in _findings(fixed)}
+
+
+def _findings(script):
+    return lint(script, path="job.sh", files=TextFiles({}), programs=SlurmOf())

@@ -40,6 +40,7 @@ _SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
 _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 """A line of a template, which another program replaces."""
 _SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
+_ONE_DASH = pattern(r"(?<=\s)(-)(\w[\w-]+)(?=[\s=]|$)")
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
@@ -182,12 +183,16 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
     for line, message in subject.directives.broken:
         if placeholder_in(lines[line - 1]):
             continue  # reported by E116
+        edits = _repairs(line, lines[line - 1])
+        repaired = apply_edits(lines[line - 1], (replace(e, line=1, end_line=1) for e in edits))
         yield Hit(
             at=Place(subject.path, line),
             what="sbatch rejects or misreads this directive: "
             f"{message.removeprefix(f'line {line}: ')}.",
-            fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
-            edits=_without_blanks(line, lines[line - 1]),
+            fix=repaired
+            if edits
+            else "write #SBATCH --option=value, with no spaces around = and all quotes closed",
+            edits=edits,
         )
     for item in subject.directives.items:
         empty = item.value == "" or (item.option == "gres" and item.value.endswith(":"))
@@ -222,10 +227,12 @@ def _bad_signals(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _without_blanks(number: int, line: str) -> tuple[Edit, ...]:
-    """Return the edits that remove blanks around `=`, if the directive is valid without them."""
+def _repairs(number: int, line: str) -> tuple[Edit, ...]:
+    """Return the edits that remove blanks around `=` and add dashes, if it is then valid."""
     around = list(_BLANKS.finditer(line))
     edits = tuple(replace_group(number, match, "=", 1) for match in around)
+    dashes = (m for m in _ONE_DASH.finditer(line) if m[2] in SBATCH.known)
+    edits += tuple(replace_group(number, match, "--", 1) for match in dashes)
     shifted = (replace(e, line=1, end_line=1) for e in edits)
     _, _, directive = apply_edits(line, shifted).partition("#SBATCH")
     try:

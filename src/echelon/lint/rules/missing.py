@@ -29,7 +29,7 @@ _OF_OUTPUT = pattern(
 _CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
 _TEMPLATE = pattern(r"template|your|my_?script|placeholder|path/to|example", re.IGNORECASE)
 _OF_PERSON = pattern(
-    r"(?i)secret|local|private|credential|token|passw|user|\bkeys?\b|activate|(?:^|/)v?env/"
+    r"(?i)secret|local|private|credential|token|passw|user|\bkeys?\b|activate|(?:^|/)\.?v?env(?:/|\.sh$|$)"
 )
 """Sourced files that are not in a repository on purpose."""
 _COMMON = frozenset(

@@ -35,6 +35,11 @@ _PRINTS = frozenset({"echo", "printf", "cat", "grep", "sed", "awk"})
 _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
 _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
+_GIVEN_LATER = pattern(
+    r"(?i)\s#.*\b(?:set|filled|given|passed|provided|overrid\w+|replaced) "
+    r"(?:by|in|via|with|from|at|on|using)\b"
+)
+"""A comment that says that the command line has the value."""
 _MANY = 3
 _FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
 """Options for which such a value is valid."""
@@ -70,7 +75,8 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     template = sum(value[:1] in ("{", "#", "%", "@", "_") for _, value, _ in found) >= _MANY
     template = template or is_template(subject.path, subject.text)
     for number, value, option in found:
-        advice = template or option == "mail-user"
+        given = _GIVEN_LATER.search(lines[number - 1])
+        advice = template or option == "mail-user" or given is not None
         severity = ADVICE if advice else None
         yield _unfilled(Place(subject.path, number), value, severity)
     is_job = subject.is_job or any(generated_jobs(subject.text))
