@@ -146,6 +146,8 @@ class Command:
     """False in a branch, a loop, a pipe or a function, and after && or ||."""
     looped: bool = False
     """In a `for` loop, and otherwise certain."""
+    repeated: bool = False
+    """In the body of any loop."""
     unchecked: bool = False
     """The script continues if it fails: in no condition or function, nor before | or ||."""
     function: str = ""

@@ -27,6 +27,9 @@ _SEVERAL_DEVICES = pattern(
 """Text that suggests that one process of a script uses several GPUs."""
 
 _USES_GPUS = pattern(r"\bcuda\b|\bAccelerator\(|\bTrainer\(|\bFabric\(")
+_HARMLESS_SOURCES = pattern(
+    r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
+)
 _TIMEOUT_S = 2.0
 
 
@@ -157,3 +160,11 @@ def slurm_version(programs: Programs) -> tuple[int, int] | None:
         return None
     found = re.search(r"(\d+)\.(\d+)", done.stdout)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def sources_others(subject: Subject) -> bool:
+    """Tell whether the script sources a file that may set variables."""
+    return any(
+        command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
+        for command in subject.commands
+    )

@@ -32,6 +32,7 @@ from echelon.lint.rules import (
     output,
     paths,
     placeholders,
+    pointless,
     ports,
     processes,
     prose,
@@ -48,7 +49,7 @@ from echelon.lint.subject import Subject, read_subject
 from echelon.lint.unfinished import is_filled_in, is_unfinished
 
 THEMES = {
-    "`#SBATCH` directives": (directive_lines, amounts, placeholders),
+    "`#SBATCH` directives": (directive_lines, amounts, placeholders, pointless),
     "Launching": (
         start,
         idle,

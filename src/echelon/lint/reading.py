@@ -78,6 +78,7 @@ class _Context:
 
     certain: bool = True
     looped: bool = False
+    repeated: bool = False
     unchecked: bool = True
     function: str = ""
     substituted: bool = False
@@ -144,7 +145,7 @@ class _Reader:
             return
         if node.type in _LOOPS:
             looped = node.type != "while_statement" and (context.certain or context.looped)
-            context = replace(context, certain=False, looped=looped)
+            context = replace(context, certain=False, looped=looped, repeated=True)
             if (name := node.child_by_field_name("variable")) is not None:
                 unknown = Word(
                     text=f"${self._source.text(name)}", line=self._line(node), known=False
@@ -378,6 +379,7 @@ class _Reader:
             piped=context.piped,
             certain=context.certain,
             looped=context.looped,
+            repeated=context.repeated,
             unchecked=context.unchecked,
             function=context.function,
             substituted=context.substituted,

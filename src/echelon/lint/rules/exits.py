@@ -24,7 +24,7 @@ _ASKED_FOR_HELP = pattern(
 """A condition that is true when a person asks for help, which is no error."""
 _HELPS = pattern(r"(?i)usage|help")
 _IN_SUBSHELL = pattern(r"\([^()]*\bexit(?: 0)?\s*;?\s*\)")
-_USES_STATUS = pattern(r"^(?!\s*(?:#|echo\b|printf\b))[^#]*\$(?:\?|\{\?\})")
+_USES_STATUS = pattern(r"^(?!\s*(?:#|echo\b|printf\b))[^#|&;]*\$(?:\?|\{\?\})")
 _ERREXIT_OFF = pattern(r"\bset\s+\+(?:\w*e|o\s+errexit)")
 _DECIDES = frozenset({"exit", "return", "exec", "trap", "kill", "scancel"})
 

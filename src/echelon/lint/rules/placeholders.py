@@ -28,6 +28,9 @@ _PLACEHOLDER_IN_VALUE = pattern(
 _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 """The start of a default, as in ${DATA:-/path/to/data}."""
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$")
+_IN_BRACKETS = pattern(r"<[a-z][\w -]*>", re.IGNORECASE)
+_ELLIPSIS = pattern(r"(?:^|[=/])(?<!\./)\.\.\.(?=[\w/])")
+"""A part of a path that was left out."""
 _PLACEHOLDER_PART = pattern(r"(?<=/)<[A-Za-z][\w -]*>(?=/)")
 """A part of a path, which bash takes for two redirections."""
 _COMMENT = pattern(r"(?:^|\s)#.*")
@@ -49,6 +52,8 @@ def is_placeholder(item: Directive) -> bool:
     """Tell whether a value is still to be filled in, such as <account> or {partition}."""
     if item.option in ("output", "error", "chdir") and _PLACEHOLDER_FOLDER.search(item.value):
         return True
+    if item.option == "comment":
+        return bool(_IN_BRACKETS.fullmatch(item.value))
     if item.option in ("account", "partition", "qos") and _PLACEHOLDER_NAME.fullmatch(item.value):
         return True
     return item.option not in _FREE_TEXT and bool(
@@ -76,7 +81,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     template = template or is_template(subject.path, subject.text)
     for number, value, option in found:
         given = _GIVEN_LATER.search(lines[number - 1])
-        advice = template or option == "mail-user" or given is not None
+        advice = template or option in ("mail-user", "comment") or given is not None
         severity = ADVICE if advice else None
         yield _unfilled(Place(subject.path, number), value, severity)
     is_job = subject.is_job or any(generated_jobs(subject.text))
@@ -85,6 +90,8 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     yield from _placeholder_values(subject)
     if any("path/to" in shell.text or "YOUR_" in shell.text for shell in subject.shells):
         yield from _placeholder_paths(subject)
+    if any("..." in shell.text for shell in subject.shells):
+        yield from _left_out(subject)
     if any("/<" in shell.text for shell in subject.shells):
         yield from _placeholder_parts(subject)
 
@@ -108,6 +115,17 @@ def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
             # A word with blanks is a text, or a script whose commands are read separately.
             if match and " " not in word.text and match[0] in subject.line_at(at):
                 yield _unfilled(at, match[0], None)
+
+
+def _left_out(subject: Subject) -> Iterator[Hit]:
+    """Find paths with `...` in the place of a part."""
+    for command in (c for c in subject.commands if c.name not in _PRINTS | {"go"}):
+        for word in command.words:
+            at = Place(command.path, word.line)
+            match = _ELLIPSIS.search(word.text)
+            part = len(word.text) > len("...") and " " not in word.text
+            if match and part and match[0] in subject.line_at(at):
+                yield _unfilled(at, word.text.rpartition("=")[2], ADVICE)
 
 
 def _placeholder_parts(subject: Subject) -> Iterator[Hit]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from signal import Signals
 
 from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.facts import sources_others
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
 _TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)(?:@\d+)?")

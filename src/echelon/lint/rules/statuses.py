@@ -38,7 +38,8 @@ _PREPARES = frozenset(
     }
 )
 """Commands around the work of a job."""
-_ENDS = frozenset({"EXIT", "ERR", "0"})
+_ENDS = frozenset({"EXIT", "0"})
+_SHORTEST_TRAP = 2
 _COPIES = frozenset({"cp", "mv", "rsync", "tar"})
 _ENDS_JOB = frozenset({"exec", "kill", "scancel"})
 _ERREXIT = pattern(r"^\s*set\s+(?:-\w*e|-o\s+errexit)", re.MULTILINE)
@@ -259,9 +260,19 @@ def _in_loop(command: Command) -> Iterator[Hit]:
 
 
 def _traps(batch: Shell) -> bool:
-    """Tell whether a script has a trap that runs when it fails or ends."""
-    traps = (c for c in batch.commands if c.name == "trap")
-    return any(word.text in _ENDS for c in traps for word in c.arguments[1:])
+    """Tell whether a script has a trap that decides its status when it fails or ends."""
+    traps = (c for c in batch.commands if c.name == "trap" and len(c.words) > _SHORTEST_TRAP)
+    return any(
+        word.text == "ERR" or (word.text in _ENDS and _exits(batch, trap.words[1].text))
+        for trap in traps
+        for word in trap.arguments[1:]
+    )
+
+
+def _exits(batch: Shell, handler: str) -> bool:
+    """Tell whether the handler of a trap calls `exit`, or a function that does."""
+    names = set(re.findall(r"[\w-]+", handler))
+    return "exit" in names or any(c.name == "exit" and c.function in names for c in batch.commands)
 
 
 def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
@@ -301,23 +312,20 @@ def _shown(command: Command) -> str:
 def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
     """Find a program whose status is lost, also if lint does not know it."""
     end = plain[-1] if plain else None
-    if (
-        end is None
-        or batch.suspect
-        or end.text == "exit"
-        or end.name in _KEEPS
-        or _may_fail(batch, end)
-    ):
+    waits = end is not None and (end.text == "exit" or end.name in _KEEPS)
+    if end is None or batch.suspect or waits or _may_fail(batch, end) or is_text(end):
         return
     main = [c for c in batch.commands if not _installs(c)]
     only = not any(starts(c) or _works(batch, c) or runs_script(c) for c in main)
     work = [c for c in plain if c.unchecked and not c.background]
     work = [c for c in work if (only or _works(batch, c)) and only is _installs(c)]
-    lost = [c for c in work if c.line < end.line and end.certain and not end.background]
+    # A command in a branch may be the last one.
+    always = max((c.line for c in plain if c.certain and not c.background), default=0)
+    lost = [c for c in work if c.line < always]
     known = [c for c in lost if starts(c) or _runs_program(c)]
-    if any(c.name in _ENDS_JOB for c in plain) or is_text(end):
+    if any(c.name in _ENDS_JOB for c in plain):
         return
-    if lost and end.name in _ENDING and not _lists(end):
+    if lost and end.certain and end.name in _ENDING and not _lists(end):
         command = lost[-1]
         what = (
             f"The job is COMPLETED even if this command fails, because {_shown(end)} (line "
@@ -329,8 +337,8 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             "If this command fails, the script continues. The job has the status of its last "
             f"command (line {end.line})."
         )
-    elif work and work[-1].looped:
-        command, what = work[-1], _LOOP_CONTINUES
+    elif repeated := [c for c in work if c.repeated]:
+        command, what = repeated[-1], _LOOP_CONTINUES
     else:
         return
     yield Hit(at=command, what=what, fix=_ERREXIT_FIX, severity=ADVICE)

@@ -14,6 +14,11 @@ from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
 _BASH = pattern(r"#!\s*(\S*/)?(env\s+(-\S+\s+)*)?(bash|sh)\b")
+_SH = pattern(r"#!\s*(?:/usr)?/bin/sh\b(?!.*\bbash)")
+_ONLY_BASH = pattern(
+    r"\s*(?:(source) |[A-Za-z_]\w*\+?=(\()|(?:if |while |until )?(\[\[) |(function) \w|"
+    r"(declare|mapfile|readarray|pushd|shopt) |for (\(\())"
+)
 _EXIT = pattern(r"exit(?:[ \t]+\d+)?[ \t]*(?:#.*)?")
 _TIMEOUT_S = 5.0
 _HEREDOC = pattern(r"here-document at line (\d+) delimited by end-of-file \(wanted [`'](.*)'\)")
@@ -23,6 +28,7 @@ _COMPLAINT = pattern(
 
 
 def find_bash_errors(subject: Subject) -> Iterator[Hit]:
+    yield from _bash_in_sh(subject)
     for path, shell in {shell.path: shell for shell in reversed(subject.shells)}.items():
         if shell.too_deep:
             yield Hit(
@@ -53,6 +59,24 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
                 fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
+
+
+def _bash_in_sh(subject: Subject) -> Iterator[Hit]:
+    """Find a script for sh that needs bash."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or not _SH.match(batch.text):
+        return
+    for number, line in enumerate(batch.text.split("\n"), start=1):
+        if found := _ONLY_BASH.match(line):
+            shown = next(part for part in found.groups() if part).strip()
+            yield Hit(
+                at=Place(subject.path, number),
+                what=f"The first line chooses sh, and `{shown}` needs bash. It fails where sh is "
+                "dash, as on Debian and Ubuntu.",
+                fix="#!/bin/bash  # as the first line",
+                severity=ADVICE,
+            )
+            return
 
 
 def _ends_before(shell: Shell, complaint: "Complaint", programs: Programs) -> bool:

@@ -4,11 +4,11 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from echelon.lint.facts import sources_others
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_short_arrays
-from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
 _OF_JOB = pattern(r"\$\{?(SLURM_\w+|MASTER_(?:ADDR|PORT)|(?:NODE_|LOCAL_)?RANK|WORLD_SIZE)\b")
@@ -16,6 +16,8 @@ _ASSIGNS_OTHERWISE = pattern(
     r"\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select)\b"
 )
 _PATH = pattern(r"\$\{?[A-Za-z_]\w+\}?(?=/|$)")
+_NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
+_TEST_OF_TEXT = pattern(r"[^#]*\[\[?\s+-([zn])\s+[\"']?([A-Za-z_]\w*|\d)[\"']?\s+\]")
 _ALIKE = 0.85
 _OF_MODULE = pattern(r"^EB|_(?:ROOT|HOME|DIR|BASE|PATH|PREFIX|INC|INCLUDE|LIB|LIBDIR)$")
 """Names of variables that environment modules set."""
@@ -40,6 +42,7 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
 
     yield from _quoted_home(subject)
     yield from _escaped_paths(subject)
+    yield from _without_dollar(subject)
 
 
 def _escaped_paths(subject: Subject) -> Iterator[Hit]:
@@ -66,6 +69,36 @@ def _escaped_paths(subject: Subject) -> Iterator[Hit]:
                     fix=f"{found[0]}…  # without the backslash or the single quotes",
                     severity=WARNING,
                 )
+
+
+def _without_dollar(subject: Subject) -> Iterator[Hit]:
+    """Find the name of a variable in the place of its value: in a path, or in a test."""
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    lines = batch.text.split("\n")
+    for assignment in batch.assignments:
+        found = _NAME_IN_PATH.search(subject.line_at(assignment))
+        earlier = (a for a in batch.assignments if a.line < assignment.line and "_" in a.name)
+        if found and found[1] in {a.name for a in earlier}:
+            yield Hit(
+                at=assignment,
+                what=f"`{assignment.name}` begins with the text '{found[1]}', not with the value "
+                "of this variable, because `$` is missing.",
+                fix=f"${found[1]}/…",
+                severity=ADVICE,
+            )
+    for number, line in enumerate(lines, start=1):
+        found = _TEST_OF_TEXT.match(line)
+        if found and not line.lstrip().startswith("#"):
+            always = "false" if found[1] == "z" else "true"
+            yield Hit(
+                at=Place(subject.path, number),
+                what=f"This test is always {always}: '{found[2]}' is a text, because `$` is "
+                "missing.",
+                fix=f'[ -{found[1]} "${found[2]}" ]',
+                severity=ADVICE,
+            )
 
 
 def _quoted_home(subject: Subject) -> Iterator[Hit]:

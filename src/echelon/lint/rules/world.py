@@ -9,7 +9,9 @@ from typing import Any
 from echelon.core.units import counted
 from echelon.lint.bash import Assignment, Where
 from echelon.lint.edits import replace_group
+from echelon.lint.facts import sources_others
 from echelon.lint.files import Place, beside
+from echelon.lint.known import OF_PROGRAMS
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
@@ -21,12 +23,10 @@ from echelon.lint.python_script import (
 )
 from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
+from echelon.lint.rules.unused import find_unused
 from echelon.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-_HARMLESS_SOURCES = pattern(
-    r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
-)
 _RENDEZVOUS = pattern(r"(init|dist|rdzv|rendezvous|store)[\w.-]*[= ]+['\"]?file://", re.IGNORECASE)
 _CLEANS = (
     *("os.remove", "unlink", "RESTART_COUNT", "mkdtemp", "mktemp", "uuid"),
@@ -38,36 +38,6 @@ _FROM_SLURM = {
     "LOCAL_RANK": "$SLURM_LOCALID",
     "WORLD_SIZE": "$SLURM_NTASKS",
 }
-_OF_PROGRAMS = frozenset(
-    {
-        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH"),
-        *("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_HOME"),
-        *("CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "__GL_SHADER_DISK_CACHE_PATH"),
-        *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS"),
-        *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "NCCL_NET"),
-        *("NCCL_SOCKET_NTHREADS", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT"),
-        *("NCCL_IB_GID_INDEX", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_ALGO"),
-        *("NCCL_IB_CUDA_SUPPORT", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
-        *("NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_PROTO", "NCCL_BLOCKING_WAIT"),
-        *("NCCL_ASYNC_ERROR_HANDLING", "NCCL_LAUNCH_MODE", "NCCL_TIMEOUT", "NCCL_NVLS_ENABLE"),
-        *("GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_HOME"),
-        *("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_CUDA_ARCH_LIST"),
-        *("TORCH_EXTENSIONS_DIR", "TORCH_SHOW_CPP_STACKTRACES", "TOKENIZERS_PARALLELISM"),
-        *("HF_HOME", "HF_TOKEN", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
-        *("HF_DATASETS_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE"),
-        *("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
-        *("WANDB_CACHE_DIR", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_RUN_ID"),
-        *("NUMBA_DISABLE_INTEL_SVML", "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"),
-        *("NUMEXPR_MAX_THREADS", "NUMEXPR_NUM_THREADS"),
-        *("MKL_THREADING_LAYER", "MKL_SERVICE_FORCE_INTEL", "KMP_AFFINITY"),
-        *("KMP_BLOCKTIME", "KMP_DUPLICATE_LIB_OK", "OMP_PROC_BIND", "OMP_PLACES", "OMP_STACKSIZE"),
-        *("TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_XLA_FLAGS", "XLA_FLAGS"),
-        *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_PLATFORMS"),
-        *("CUBLAS_WORKSPACE_CONFIG", "HYDRA_FULL_ERROR", "MPLCONFIGDIR", "MPLBACKEND"),
-        *("WANDB_RESUME", "WANDB_SILENT", "WANDB_BASE_URL", "WANDB_TAGS", "WANDB_NOTES"),
-    }
-)
-"""Variables that programs read; other names with the same prefix are the script's own."""
 
 
 _SETS_VARIABLES = frozenset({"idr_torch"})
@@ -164,14 +134,6 @@ def _listed(names: list[str]) -> str:
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)
 
 
-def sources_others(subject: Subject) -> bool:
-    """Tell whether the script sources a file that may set variables."""
-    return any(
-        command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
-        for command in subject.commands
-    )
-
-
 def _needed(python: PythonScript) -> set[str]:
     """Return the variables that a script cannot run without."""
     found: set[str] = set()
@@ -251,6 +213,7 @@ def _stale(at: Located) -> Hit:
 
 
 def find_not_exported(subject: Subject) -> Iterator[Hit]:
+    yield from find_unused(subject)
     if not subject.is_job or not subject.started or sources_others(subject):
         return
     read = frozenset(name for shell in subject.shells for name in shell.names_read)
@@ -282,7 +245,7 @@ def _is_for_programs(subject: Subject, name: str) -> bool:
         return any(_needs(one, name) for one in subject.started)
     if name == "CUDA_VISIBLE_DEVICES":  # Slurm has exported it if the job has GPUs
         return subject.job.gpus_per_node == 0
-    return name in _OF_PROGRAMS
+    return name in OF_PROGRAMS
 
 
 def _is_certain(subject: Subject, name: str) -> bool:
@@ -356,12 +319,13 @@ RULES = (
     ),
     Rule(
         code="E312",
-        title="variable that is not exported",
+        title="variable that has no effect",
         severity=WARNING,
         check=find_not_exported,
         why="A plain assignment sets a shell variable. Programs see only exported variables. It is "
         "a warning because sbatch passes on the submitter's environment, and a variable that is "
-        "in it is exported already.",
+        "in it is exported already. A variable that neither the script nor a program can read is "
+        "advice.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

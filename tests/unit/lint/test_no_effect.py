@@ -1,0 +1,160 @@
+"""What scripts set, ask for or test without effect, and what looks like it but is fine."""
+
+import pytest
+
+from unit.lint.fakes import JOB, codes
+
+
+def _found(code, body, head=JOB, **beside):
+    return dict(codes(body, head, **beside)).get(code)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("NUM_STEPS=20\npython a.py\n", "advice"),
+        ("NUM_STEPS=20\nWARMUP_STEPS=5\npython a.py --lr 1\n", "advice"),
+        ('eval "$(conda shell.bash hook)"\nNUM_STEPS=20\npython a.py\n', "advice"),
+        ("NUM_STEPS=20\npython a.py --steps $NUM_STEPS\n", None),
+        ("NUM_STEPS=20\nexport NUM_STEPS\npython a.py\n", None),
+        ("set -a\nNUM_STEPS=20\npython a.py\n", None),
+        ("NUM_STEPS=20 python a.py\n", None),
+        ("NUM_STEPS=20\nsource settings.sh\npython a.py\n", None),
+        ("NUM_STEPS=20\npython a.py --steps ${!name}\n", None),
+        ("server=$!\npython a.py\n", None),
+        ("TMPDIR=/scratch\npython a.py\n", None),
+        ("one_model=a\ntwo_model=b\nthree_model=c\nfour_model=d\npython a.py\n", None),
+    ],
+)
+def test_variables_that_nothing_reads(body, found):
+    assert _found("E312", body) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NCCL_TIMEOUT", "advice"),
+        ("TORCH_NCCL_TIMEOUT", "advice"),
+        ("TORCH_CPP_LG_LEVEL", "advice"),
+        ("NCCL_IB_TIMEOUT", None),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", None),
+        ("TORCH_CPP_LOG_LEVEL", None),
+        ("MY_TIMEOUT", None),
+    ],
+)
+def test_variables_that_nccl_and_pytorch_do_not_read(name, found):
+    assert _found("E312", f"export {name}=1800\npython a.py\n") == found
+    own = f"import os\nprint(os.environ['{name}'])\n"
+    assert _found("E312", f"export {name}=1800\npython a.py\n", a=own) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("base_dir=/data\nout=base_dir/results\npython a.py $out\n", "advice"),
+        ('base_dir=/data\nout="base_dir/results"\npython a.py $out\n', "advice"),
+        ("base_dir=/data\nout=$base_dir/results\npython a.py $out\n", None),
+        ("data=/data\nout=data/results\npython a.py $out\n", None),
+        ('if [ -z "1" ]; then exit 1; fi\npython a.py\n', "advice"),
+        ("[ -n NAME ] && python a.py\n", "advice"),
+        ('if [ -z "$1" ]; then exit 1; fi\npython a.py\n', None),
+        ("if [ -f a.py ]; then python a.py; fi\n", None),
+    ],
+)
+def test_names_in_the_place_of_values(body, found):
+    assert _found("E313", body) == found
+
+
+@pytest.mark.parametrize(
+    ("directives", "found"),
+    [
+        ("#SBATCH --mail-user=me@example.com\n", "advice"),
+        ("#SBATCH --mail-user=me@example.com\n#SBATCH --mail-type=NONE\n", "advice"),
+        ("#SBATCH --mail-user=me@example.com\n#SBATCH --mail-type=END\n", None),
+        ("#SBATCH --mail-type=END\n", None),
+    ],
+)
+def test_an_address_without_events(directives, found):
+    assert _found("E120", "python a.py\n", f"#!/bin/bash\n{directives}") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("", "advice"),
+        ("# python a.py\n", "warning"),
+        ("module load cuda\n# srun python a.py\n", "advice"),
+        ("module load cuda\nnvidia-smi\n# python a.py\n", None),
+        ("source run_all.sh\n# python a.py\n", None),
+        ("python a.py\n# python b.py\n", None),
+        ("hostname\n", None),
+        ("{% for x in y %}\n# python a.py\n", None),
+    ],
+)
+def test_jobs_without_work(body, found):
+    assert _found("E512", body) == found
+
+
+@pytest.mark.parametrize(
+    ("first", "line", "found"),
+    [
+        ("#!/bin/sh", "source env.sh", "advice"),
+        ("#!/bin/sh", "names=(a b)", "advice"),
+        ("#!/bin/sh", "if [[ -n $A ]]; then python b.py; fi", "advice"),
+        ("#!/bin/sh", ". ./env.sh", None),
+        ("#!/bin/sh", "names=$(ls)", None),
+        ("#!/bin/bash", "source env.sh", None),
+    ],
+)
+def test_bash_in_a_script_for_sh(first, line, found):
+    head = f"{first}\n#SBATCH --nodes=1\n"
+    assert _found("E210", f"{line}\npython a.py\n", head) == found
+
+
+@pytest.mark.parametrize(
+    ("argument", "found"),
+    [
+        ("checkpoint=...best.pt", "advice"),
+        ("--data /work/.../images", "advice"),
+        ("./...", None),
+        ("--progress=...", None),
+        ("'to be continued...'", None),
+    ],
+)
+def test_a_path_whose_part_was_left_out(argument, found):
+    assert _found("E116", f"python a.py {argument}\n") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("<account-name>", "advice"), ("a run of <b>", None), ("first run", None)],
+)
+def test_a_placeholder_in_a_comment(value, found):
+    head = f'#!/bin/bash\n#SBATCH --comment="{value}"\n'
+    assert _found("E116", "python a.py\n", head) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("trap cleanup EXIT\ncleanup() { rm -f x; }\npython a.py\necho done\n", "warning"),
+        ("trap 'exit $?' EXIT\npython a.py\necho done\n", None),
+        ("trap cleanup EXIT\ncleanup() { exit 1; }\npython a.py\necho done\n", None),
+        ("trap 'echo failed' ERR\npython a.py\necho done\n", None),
+    ],
+)
+def test_a_trap_keeps_the_status_unless_it_exits(body, found):
+    assert _found("E507", body, a="print(1)\n") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("for s in 1 2; do\nif [ ! -d $s ]; then\npython a.py $s\nfi\ndone\n", "advice"),
+        ('if [ "$1" = x ]; then\npython a.py\nfi\npython b.py\n', "advice"),
+        ('if [ "$1" = x ]; then\npython a.py\nelse\npython b.py\nfi\n', None),
+        ("for s in 1 2; do\npython a.py $s || exit 1\ndone\n", None),
+    ],
+)
+def test_failures_in_branches_and_loops(body, found):
+    assert _found("E507", body) == found
