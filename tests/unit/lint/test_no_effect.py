@@ -158,3 +158,16 @@ def test_a_trap_keeps_the_status_unless_it_exits(body, found):
 )
 def test_failures_in_branches_and_loops(body, found):
     assert _found("E507", body) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py\npid=$!\nwait $pid\n", "advice"),
+        ("python a.py &\npid=$!\nwait $pid\n", None),
+        ("(sleep 9; kill $$) & python a.py\nwait $!\n", None),
+        ("# pid=$!\npython a.py\n", None),
+    ],
+)
+def test_the_last_process_in_the_background(body, found):
+    assert _found("E314", body) == found

@@ -16,6 +16,8 @@ _ASSIGNS_OTHERWISE = pattern(
     r"\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select)\b"
 )
 _PATH = pattern(r"\$\{?[A-Za-z_]\w+\}?(?=/|$)")
+_AMPERSAND = pattern(r"(?<![&>|<])&(?![&>\d])|\bcoproc\b")
+_LAST_BACKGROUND = pattern(r"[^#']*\$!(?!\w)")
 _NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
 _TEST_OF_TEXT = pattern(r"[^#]*\[\[?\s+-([zn])\s+[\"']?([A-Za-z_]\w*|\d)[\"']?\s+\]")
 _ALIKE = 0.85
@@ -128,6 +130,7 @@ def _quoted_home(subject: Subject) -> Iterator[Hit]:
 
 def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from find_short_arrays(subject)
+    yield from _no_background(subject)
     if not subject.is_job or sources_others(subject):
         return
     doubtful = any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells)
@@ -179,6 +182,24 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                     fix=f"{name}=…",
                     severity=ADVICE,
                 )
+
+
+def _no_background(subject: Subject) -> Iterator[Hit]:
+    """Find `$!` in a script that starts nothing in the background."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or "$!" not in batch.text or batch.suspect:
+        return
+    if any(c.background for c in batch.commands) or _AMPERSAND.search(batch.text):
+        return
+    for number, line in enumerate(batch.text.split("\n"), start=1):
+        if _LAST_BACKGROUND.match(line):
+            yield Hit(
+                at=Place(subject.path, number),
+                what="`$!` is empty, because the script starts nothing in the background.",
+                fix="… &  # after the command that is meant, or remove this line",
+                severity=ADVICE,
+            )
+            return
 
 
 def _stops_at(subject: Subject, name: str) -> bool:
