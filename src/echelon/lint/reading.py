@@ -32,6 +32,8 @@ _CALCULATING = frozenset(
 )
 _UNFILLED = pattern(r"(?m)^[^#\n]*<[A-Za-z][\w -]*>[ \t]*(#.*)?$")
 """A placeholder at the end of a line; the grammar takes the next line as a file name."""
+_SIMPLE = pattern(r"[\w./-]+(?:\s|$)")
+_OPERATOR = pattern(r"[|;&<>`]|\$\(")
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000
 _LONGEST_PIPE = 20
@@ -88,6 +90,14 @@ class _Context:
     stdin: Word | None = None
     more: tuple[Word, ...] = ()
     """Arguments of a command that are behind a redirection."""
+
+
+def _evaluated(words: list[Word]) -> list[Word]:
+    """Return the command that `eval` runs, if it is a simple one."""
+    simple = words[1:] and words[0].text == "eval" and _SIMPLE.match(words[1].text)
+    if not simple or any(_OPERATOR.search(word.text) for word in words):
+        return words
+    return [replace(word, quoted=False) for word in words[1:]]
 
 
 class _Reader:
@@ -367,7 +377,7 @@ class _Reader:
             self._add(words, own, options[0].line if options else self._line(name), context)
 
     def _add(self, words: list[Word], own: list[Assignment], line: int, context: _Context) -> None:
-        parts = (part for word in words for part in word.split())
+        parts = (part for word in _evaluated(words) for part in word.split())
         command = Command(
             words=tuple(islice(parts, _LONGEST_COMMAND)) or tuple(words),
             path=self._path,

@@ -171,3 +171,53 @@ def test_failures_in_branches_and_loops(body, found):
 )
 def test_the_last_process_in_the_background(body, found):
     assert _found("E314", body) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('run="python a.py --lr 1"\neval $run\necho done\n', "warning"),
+        ('run="python a.py --lr 1"\neval "$run"\necho done\n', "warning"),
+        ('if [ -n "$1" ]; then run="python a.py $1"; fi\neval $run\necho done\n', "advice"),
+        ('eval "$(conda shell.bash hook)"\npython a.py\n', None),
+        ('set -e\nrun="python a.py"\neval "$run" || echo failed\n', "advice"),
+        ("set -e\nversion=$(python -V || echo none)\npython a.py\n", None),
+        ("python a.py\necho built\npython b.py\ncode=$?\nexit $code\n", "advice"),
+        ("python a.py || exit 1\npython b.py\ncode=$?\nexit $code\n", None),
+        ("python a.py\n[ $? = 0 ] || exit 1\npython b.py\ncode=$?\nexit $code\n", None),
+        ("for x in 1 2; do\n$RUN a.py $x || echo failed\ndone\n", "advice"),
+    ],
+)
+def test_failures_of_what_eval_runs_and_of_earlier_steps(body, found):
+    assert _found("E507", body, a="print(1)\n", b="print(2)\n") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("export NCCL_P2P_DISABLE=1\nexport NCCL_P2P_LEVEL=NVL\n", "advice"),
+        ("export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n", "advice"),
+        ("export NCCL_P2P_DISABLE=0\nexport NCCL_P2P_LEVEL=NVL\n", None),
+        (
+            "if [ $1 ]; then\nexport NCCL_IB_DISABLE=1\nelse\nexport NCCL_IB_DISABLE=0\nfi\n"
+            "export NCCL_IB_HCA=mlx5\n",
+            None,
+        ),
+        ("export NCCL_P2P_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n", None),
+    ],
+)
+def test_variables_of_nccl_that_another_switches_off(body, found):
+    assert _found("E312", f"{body}python a.py\n") == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("export WANDB_API_KEY=", "advice"),
+        ('export HF_TOKEN=""  # yours', "advice"),
+        ("export HF_TOKEN=$TOKEN", None),
+        ("export WANDB_MODE=", None),
+    ],
+)
+def test_a_key_without_a_value(line, found):
+    assert _found("E116", f"{line}\npython a.py\n") == found

@@ -28,6 +28,8 @@ _PLACEHOLDER_IN_VALUE = pattern(
 _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 """The start of a default, as in ${DATA:-/path/to/data}."""
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$")
+_EMPTY_KEY = pattern(r"\s*export\s+(?:WANDB_API_KEY|HF_TOKEN|\w+_API_KEY)=(?:\"\"|'')?\s*(?:#.*)?$")
+"""A key that is exported without a value."""
 _IN_BRACKETS = pattern(r"<[a-z][\w -]*>", re.IGNORECASE)
 _ELLIPSIS = pattern(r"(?:^|[=/])(?<!\./)\.\.\.(?=[\w/])")
 """A part of a path that was left out."""
@@ -98,7 +100,15 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
 
 def _placeholder_values(subject: Subject) -> Iterator[Hit]:
     for assignment in subject.assignments:
-        match = _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment))
+        line = subject.line_at(assignment)
+        match = _PLACEHOLDER_IN_VALUE.search(line)
+        if _EMPTY_KEY.match(line) and len(subject.assigned(assignment.name)) == 1:
+            yield Hit(
+                at=assignment,
+                what=f"`{assignment.name}` is empty, so programs do not find the key.",
+                fix=f'export {assignment.name}="$(cat ~/.secrets/key)"  # or log in once by hand',
+                severity=ADVICE,
+            )
         if "_" in assignment.name and assignment.value.text == assignment.name:
             yield _unfilled(assignment, assignment.name, None)
         elif match and not (default := _DEFAULT.search(match[0])):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from echelon.lint.bash import Command, Shell, Word
 from echelon.lint.files import beside
@@ -38,6 +38,7 @@ _PREPARES = frozenset(
     }
 )
 """Commands around the work of a job."""
+_RUN_BY_EVAL = pattern(r"(?i)\$\{?(?!\w*(?:conda|mamba|setup|hook|init|env))[a-z_]")
 _ENDS = frozenset({"EXIT", "0"})
 _SHORTEST_TRAP = 2
 _COPIES = frozenset({"cp", "mv", "rsync", "tar"})
@@ -97,6 +98,8 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         plain = [c for c in batch.commands if not c.substituted and not c.function]
         yield from find_constant_failure(batch, plain)
     if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
+        known = [c for c in batch.commands if starts(c) or runs_script(c)]
+        yield from _tolerated(batch, [c for c in known if not c.substituted])
         return
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
         return
@@ -124,19 +127,41 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
         hits = list(_always_succeeds(batch, plain, decides))
         if not any(map(_uses_status, batch.text.split("\n"))) and not _traps(batch):
             hits = hits or list(_ignored(batch, plain))
-        yield from hits
+        yield from hits or _tolerated(batch, _work(batch, plain, run))
         return
     command, after = plain[last], plain[last + 1 :]
     rest = batch.text.split("\n")[command.line - 1 :]
     told = any(map(_uses_status, rest)) or _traps(batch)
     if told or any(c in decides and c.text != "exit 0" for c in after):
+        yield from _unasked(batch, [c for c in plain[: last + 1] if id(c) in run])
         return
     programs = run & (launched | {id(c) for c in plain if _runs_program(c)})
     hits = list(_continued(batch, plain[: last + 1], programs))
     if after and not command.background and not command.piped_into:
         hits += _hidden(batch, command, after, plain)
-    hits = hits or [*_in_loop(command), *_tolerated(batch, [c for c in plain if id(c) in run])]
+    hits = hits or [*_in_loop(command), *_tolerated(batch, _work(batch, plain, run))]
     yield from hits or _ignored(batch, plain)
+
+
+def _work(batch: Shell, plain: list[Command], run: set[int]) -> list[Command]:
+    return [c for c in plain if id(c) in run or (_works(batch, c) and not _installs(c))]
+
+
+def _unasked(batch: Shell, work: list[Command]) -> Iterator[Hit]:
+    """Find a program before the one whose status the script uses."""
+    lines = batch.text.split("\n")
+    for command, following in pairwise(work):
+        between = lines[command.line - 1 : following.line - 1]
+        asked = any(map(_uses_status, between)) or any("||" in line for line in between)
+        if command.unchecked and not command.background and not asked and between:
+            yield Hit(
+                at=command,
+                what=f"If this command fails, the script continues with line {following.line}. The "
+                "job does not have its status.",
+                fix=_ERREXIT_FIX,
+                severity=ADVICE,
+            )
+            return
 
 
 def _uses_status(line: str) -> bool:
@@ -357,6 +382,8 @@ def _works(batch: Shell, command: Command) -> bool:
         return not exits and any(c.name not in _AROUND | {command.name} for c in inside)
     if command.name in _INTERPRETERS | _RUNNERS.keys():
         return _runs_program(command)
+    if command.name == "eval":
+        return any(map(_RUN_BY_EVAL.match, (word.text for word in command.arguments[:1])))
     name = command.name
     if name in _BEFORE_PROGRAMS:
         words = (w.text.rpartition("/")[2] for w in command.arguments)

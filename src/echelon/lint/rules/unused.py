@@ -17,6 +17,13 @@ _LONG_NAME = 12
 _PREFIXES = (
     *("NCCL_", "TORCH_", "PYTORCH_", "OMP_", "CUDA_", "HF_", "TOKENIZERS_", "WANDB_", "GLOO_"),
 )
+_SWITCHES = {
+    "NCCL_P2P_DISABLE": (frozenset({"NCCL_P2P_LEVEL"}), "transfers between GPUs"),
+    "NCCL_IB_DISABLE": (
+        frozenset({"NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_IB_GID_INDEX", "NCCL_IB_RETRY_CNT"}),
+        "InfiniBand",
+    ),
+}
 _SHORTEST = 4
 """Minimum length of names, because shorter ones are often counters."""
 _OF_BASH = pattern(r"PS\d|IFS|OPT\w+|HIST\w+|BASH\w*|TIMEFORMAT|COLUMNS|LINES|PROMPT\w*|_\w*")
@@ -42,6 +49,7 @@ _REAL_TIMEOUTS = frozenset(
 def find_unused(subject: Subject) -> Iterator[Hit]:
     """Find variables that the script sets, and that nothing can read."""
     yield from _unknown(subject)
+    yield from _contradicted(subject)
     batch = subject.batch
     if batch is None or not subject.started or batch.suspect:
         return
@@ -102,6 +110,21 @@ def _unknown(subject: Subject) -> Iterator[Hit]:
             or "dist.init_process_group(…, timeout=timedelta(seconds=…))  # in the Python script",
             severity=ADVICE,
         )
+
+
+def _contradicted(subject: Subject) -> Iterator[Hit]:
+    """Find variables of NCCL that another one switches off."""
+    certain = [a for a in subject.assignments if a.certain] if subject.is_job else []
+    set_to = {a.name: a for a in certain if len(subject.assigned(a.name)) == 1}
+    for switch, (others, what) in _SWITCHES.items():
+        off = set_to.get(switch)
+        for name in sorted(others & set_to.keys() if off and off.value.text == "1" else set()):
+            yield Hit(
+                at=set_to[name],
+                what=f"`{name}` has no effect, because `{switch}=1` switches {what} off.",
+                fix=f"remove `{switch}` or `{name}`",
+                severity=ADVICE,
+            )
 
 
 def _misspelt(name: str) -> str:
