@@ -1,0 +1,92 @@
+"""Resources that a job does not request, and Python scripts that do not share their work."""
+
+import pytest
+
+from unit.lint.fakes import codes
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=64G\n"
+ONE, TWO = f"{HEAD}#SBATCH --gpus-per-node=1\n", f"{HEAD}#SBATCH --gpus-per-node=2\n"
+LEARNS = "loss = model(x)\nloss.backward()\n"
+
+
+def found(code, body, head, **beside):
+    """Tell whether lint reports a code, and that it is advice."""
+    severities = [severity for name, severity in codes(body, head, **beside) if name == code]
+    assert set(severities) <= {"advice"}
+    return bool(severities)
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "told"),
+    [
+        (ONE, "python train.py", True),
+        (ONE, "uv run our-train --steps=3", True),
+        (ONE, "srun python train.py", True),
+        (TWO, "python main.py", True),
+        ("#!/bin/bash\n#SBATCH --gres=gpu:2\n", "python main.py", True),
+        (f"{ONE}#SBATCH --ntasks=1\n", "python train.py", True),
+        (f"{ONE}#SBATCH --ntasks=8\n", "python train.py", False),
+        (f"{ONE}#SBATCH --cpus-per-task=1\n", "python train.py", False),
+        (f"{ONE}#SBATCH --cpus-per-gpu=4\n", "python train.py", False),
+        (f"{ONE}#SBATCH --exclusive\n", "python train.py", False),
+        (f"{ONE}#SBATCH --mincpus=4\n", "python train.py", False),
+        (f"{ONE}#SBATCH --mem=0\n", "python train.py", False),
+        (f"{ONE}#SBATCH --constraint=gpu\n", "python train.py", False),
+        (ONE, "srun -c 8 python train.py", False),
+        (ONE, "python main.py", False),
+        (ONE, "python infer_train.py", False),
+        (ONE, "python train_test_split.py", False),
+        (ONE, "cp our-train old", False),
+        (HEAD, "python train.py", False),
+        ("#!/bin/bash\n#SBATCH --gpus-per-node=4\n", "python train.py", False),
+        ("#!/bin/bash\n#SBATCH --gpus-per-node=1\n", "python train.py", False),
+    ],
+)
+def test_a_training_with_one_cpu(head, command, told):
+    assert found("E403", f"{command}\n", head) == told
+
+
+def test_a_training_is_known_by_its_text():
+    assert found("E403", "python main.py\n", ONE, main=LEARNS)
+    assert not found("E403", "python main.py\n", ONE, main="print(1)\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "told"),
+    [
+        (TWO, "torchrun --standalone --nproc_per_node=2 a.py", True),
+        (f"{TWO}#SBATCH --ntasks=2\n", "torchrun --standalone --nproc_per_node=2 a.py", False),
+        (
+            f"{TWO}#SBATCH --cpus-per-gpu=2\n",
+            "torchrun --standalone --nproc_per_node=2 a.py",
+            False,
+        ),
+    ],
+)
+def test_ranks_with_one_cpu(head, command, told):
+    assert found("E403", f"{command}\n", head) == told
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "told"),
+    [
+        (ONE, "python a.py --num_workers 8", True),
+        (HEAD, "python a.py --n_workers=8", True),
+        (ONE, "python a.py data.num_workers=8", True),
+        (ONE, "python a.py --num_workers 1", False),
+        (ONE, "python a.py --num_workers 0", False),
+        (f"{ONE}#SBATCH --ntasks=8\n", "python a.py --num_workers 8", False),
+        (f"{ONE}#SBATCH --ntasks=8\n", "srun python a.py --num_workers 8", True),
+        (f"{ONE}#SBATCH --cpus-per-gpu=8\n", "python a.py --num_workers 8", False),
+        ("#!/bin/bash\n", "python a.py --num_workers 8", False),
+    ],
+)
+def test_workers_with_one_cpu(head, command, told):
+    assert found("E402", f"{command}\n", head) == told
+    assert not (told and found("E403", f"{command}\n", head))
+
+
+def test_workers_of_a_loader():
+    loader = "from torch.utils.data import DataLoader\nDataLoader(data, num_workers={})\n"
+    assert found("E402", "python a.py\n", ONE, a=loader.format(4))
+    assert not found("E402", "python a.py\n", ONE, a=loader.format(0))
