@@ -28,6 +28,7 @@ from echelon.lint.rules import (
     idle,
     missing,
     names,
+    no_gpus,
     nodes,
     output,
     paths,
@@ -48,7 +49,7 @@ from echelon.lint.subject import Subject, read_subject
 from echelon.lint.unfinished import is_filled_in, is_unfinished
 
 THEMES = {
-    "`#SBATCH` directives": (directive_lines, amounts, placeholders),
+    "`#SBATCH` directives": (directive_lines, amounts, no_gpus, placeholders),
     "Launching": (
         start,
         idle,

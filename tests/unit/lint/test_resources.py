@@ -2,7 +2,8 @@
 
 import pytest
 
-from unit.lint.fakes import codes
+from echelon.lint.linting import lint
+from unit.lint.fakes import SlurmOf, TextFiles, codes
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=64G\n"
 ONE, TWO = f"{HEAD}#SBATCH --gpus-per-node=1\n", f"{HEAD}#SBATCH --gpus-per-node=2\n"
@@ -90,3 +91,50 @@ def test_workers_of_a_loader():
     loader = "from torch.utils.data import DataLoader\nDataLoader(data, num_workers={})\n"
     assert found("E402", "python a.py\n", ONE, a=loader.format(4))
     assert not found("E402", "python a.py\n", ONE, a=loader.format(0))
+
+
+CUDA = "model.cuda()\nloss.backward()\n"
+MAYBE = "model.to('cuda' if torch.cuda.is_available() else 'cpu')\nloss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "script", "told"),
+    [
+        (HEAD, "python a.py", CUDA, True),
+        (HEAD, "python a.py", "model.to('cuda')\n", True),
+        (HEAD, "python a.py", MAYBE, False),
+        (HEAD, "python a.py", "if args.gpu:\n    model.cuda()\n", False),
+        (HEAD, "python a.py", "def f():\n    model.cuda()\n", False),
+        (HEAD, "srun apptainer exec --nv a.sif python a.py", MAYBE, True),
+        (HEAD, "singularity exec --nv a.sif python a.py", MAYBE, True),
+        (HEAD, "docker run --gpus all image python a.py", MAYBE, True),
+        (HEAD, "docker run --gpus=all image python a.py", MAYBE, True),
+        (HEAD, "apptainer exec a.sif python a.py", MAYBE, False),
+        (HEAD, "apptainer exec --nv a.sif python a.py", "import os\n", False),
+        (HEAD, "apptainer exec --nv a.sif python elsewhere.py", MAYBE, False),
+        (f"{HEAD}#SBATCH --gres=gpu:0\n", "nvidia-smi\npython a.py", "import os\n", True),
+        (HEAD, "nvidia-smi\npython a.py", "import os\n", False),
+        (HEAD, "torchrun --nproc_per_node=$SLURM_GPUS_ON_NODE a.py", "import os\n", True),
+        (HEAD, "torchrun --nproc_per_node=${SLURM_GPUS_ON_NODE:-1} a.py", "import os\n", False),
+        (HEAD, "srun --gpus-per-task=1 python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --exclusive\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --constraint=a100\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --partition=accelerated\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --qos=gpu\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --partition=general\n", "python a.py", CUDA, True),
+        (ONE, "python a.py", CUDA, False),
+    ],
+)
+def test_gpus_that_a_job_uses_and_does_not_request(head, command, script, told):
+    assert found("E118", f"{command}\n", head, a=script) == told
+
+
+def test_a_job_for_cpus_by_its_name():
+    job = HEAD + "apptainer exec --nv a.sif python a.py\n"
+    files = TextFiles({"a.py": MAYBE})
+    reported = [
+        path
+        for path in ("train.sh", "train_cpu.sh", "cpu-train.sh")
+        if any(f.code == "E118" for f in lint(job, path=path, files=files, programs=SlurmOf()))
+    ]
+    assert reported == ["train.sh"]
