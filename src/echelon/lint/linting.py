@@ -24,6 +24,7 @@ from echelon.lint.rules import (
     exits,
     failures,
     frameworks,
+    gradients,
     hidden,
     idle,
     missing,
@@ -66,7 +67,7 @@ THEMES = {
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
     "Output and failures": (output, failures, statuses, exits, signals),
-    "Python scripts": (data, saving, processes, names, hidden),
+    "Python scripts": (data, gradients, saving, processes, names, hidden),
 }
 RULES: tuple[Rule, ...] = tuple(
     sorted(

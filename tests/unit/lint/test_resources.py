@@ -138,3 +138,46 @@ def test_a_job_for_cpus_by_its_name():
         if any(f.code == "E118" for f in lint(job, path=path, files=files, programs=SlurmOf()))
     ]
     assert reported == ["train.sh"]
+
+
+GROUP = "import os\nimport torch\ntorch.distributed.init_process_group('gloo')\n"
+STEPS = "rank = os.environ['RANK']\nloss.backward()\noptimizer.step()\n"
+TORCHRUN = "torchrun --standalone --nproc_per_node=2 a.py\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "told"),
+    [
+        (TORCHRUN, GROUP + STEPS, True),
+        (TORCHRUN, f"import os\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}# DDP(model) is for later\n{STEPS}", True),
+        ("srun --ntasks=2 python a.py\n", GROUP + STEPS, True),
+        ("srun --ntasks=2 python a.py\n", f"import os\n{STEPS}", False),
+        ("python a.py\n", GROUP + STEPS, False),
+        ("torchrun --standalone --nproc_per_node=1 a.py\n", GROUP + STEPS, False),
+        ("mpirun -n 2 python a.py\n", GROUP + STEPS, False),
+        (TORCHRUN, f"{GROUP}model = DDP(model)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}torch.distributed.all_reduce(x)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}from deepspeed import zero\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}model = accelerator.prepare(model)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}sync_gradients(model)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}from near import x\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}from .near import x\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}from . import near\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}import numpy as np\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}from wraps import x\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}from .lost import x\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}if rank == 0:\n    loss.backward()\n    optimizer.step()\n", False),
+        (TORCHRUN, f"{GROUP}optimizer.step()\n", False),
+    ],
+)
+def test_gradients_of_ranks(command, script, told):
+    beside = {"near": "x = 1\n", "wraps": "x = FullyShardedDataParallel\n"}
+    assert found("E608", command, TWO, a=script, **beside) == told
+
+
+def test_gradients_in_a_module_that_lint_does_not_find():
+    texts = {"a.py": f"{GROUP}from deep.inner import x\n{STEPS}", "src/deep/inner.py": "x = 1\n"}
+    files = TextFiles(texts, repository=True)
+    reported = lint(TWO + TORCHRUN, path="job.sh", files=files, programs=SlurmOf())
+    assert "E608" not in {f.code for f in reported}
