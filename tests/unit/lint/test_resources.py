@@ -181,3 +181,28 @@ def test_gradients_in_a_module_that_lint_does_not_find():
     files = TextFiles(texts, repository=True)
     reported = lint(TWO + TORCHRUN, path="job.sh", files=files, programs=SlurmOf())
     assert "E608" not in {f.code for f in reported}
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("srun", True),
+        ("time srun", True),
+        ("srun --ntasks=4 -c 2", True),
+        ("srun hostname", False),
+        ("srun --version", False),
+        ("srun -V", False),
+        ("srun --help", False),
+        ("srun $COMMAND", False),
+        ("srun $OPTIONS", False),
+        ("echo srun", False),
+        ("srun --multi-prog tasks.conf", False),
+    ],
+)
+def test_srun_without_a_command(command, told):
+    assert found("E208", f"{command}\nhostname\n", HEAD) == told
+
+
+def test_srun_that_a_broken_line_cuts_off():
+    reported = codes("srun --ntasks=1 \\\n # a comment\n  --label python a.py\n", HEAD)
+    assert [severity for code, severity in reported if code == "E208"] == ["error"]
