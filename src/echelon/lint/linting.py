@@ -24,10 +24,12 @@ from echelon.lint.rules import (
     exits,
     failures,
     frameworks,
+    gradients,
     hidden,
     idle,
     missing,
     names,
+    no_gpus,
     nodes,
     output,
     paths,
@@ -49,7 +51,7 @@ from echelon.lint.subject import Subject, read_subject
 from echelon.lint.unfinished import is_filled_in, is_unfinished
 
 THEMES = {
-    "`#SBATCH` directives": (directive_lines, amounts, placeholders, pointless),
+    "`#SBATCH` directives": (directive_lines, amounts, no_gpus, placeholders, pointless),
     "Launching": (
         start,
         idle,
@@ -66,7 +68,7 @@ THEMES = {
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
     "Output and failures": (output, failures, statuses, exits, signals),
-    "Python scripts": (data, saving, processes, names, hidden),
+    "Python scripts": (data, gradients, saving, processes, names, hidden),
 }
 RULES: tuple[Rule, ...] = tuple(
     sorted(

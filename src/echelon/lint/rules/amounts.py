@@ -1,4 +1,4 @@
-"""E111 to E115 and E117 to E119: invalid, contradictory or missing resource requests."""
+"""E111 to E115, E117 and E119: invalid, contradictory or missing resource requests."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ from echelon.errors import UsageError
 from echelon.lint.edits import Edit, replace_group
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import constant, keyword
 from echelon.lint.request import (
     Directive,
     count_gpus,
@@ -17,15 +16,14 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severity
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, Severity
 from echelon.lint.rules.placeholders import is_placeholder
-from echelon.lint.subject import Started, Subject
+from echelon.lint.subject import Subject
 
 _FEW_MIB = 256
 """Less than `import torch` needs."""
 _LIKE_HOURS = frozenset({"4", "6", "8", "12", "24", "36", "48", "72", "96"})
 """Numbers that are common as hours."""
-_CONTAINERS = ("singularity", "apptainer")
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -253,55 +251,6 @@ def find_no_time(subject: Subject) -> Iterator[Hit]:
         )
 
 
-def find_no_gpus(subject: Subject) -> Iterator[Hit]:
-    if not subject.is_job or subject.directives.several or subject.job.gpus_per_node != 0:
-        return
-    given = {item.option for item in subject.directives.items}
-    if given & {"exclusive", "constraint", "licenses", "gpus-per-socket"} or _names_gpus(subject):
-        return
-    for one in subject.started:
-        launch = one.launch
-        if launch.amounts.gpus_per_node != 0 or launch.elsewhere:
-            continue
-        if any(name.startswith("gpu") or "tres" in name for name in launch.srun or ()):
-            continue
-        if sign := _uses_gpus(one):
-            yield _no_gpus(launch, sign)
-            return
-    for command in subject.commands:
-        if command.name in _CONTAINERS and any(w.text == "--nv" for w in command.arguments):
-            yield _no_gpus(command, f"{command.name} gets `--nv`")
-            return
-
-
-def _no_gpus(at: Located, sign: str) -> Hit:
-    return Hit(
-        at=at,
-        what=f"{sign}, but the job requests no GPUs. Most clusters then give it none.",
-        fix="#SBATCH --gpus-per-node=…",
-    )
-
-
-def _uses_gpus(one: Started) -> str:
-    """Return how a launch shows that it needs a GPU; empty if it does not."""
-    python, launcher = one.python, one.launch.launcher
-    groups = python.calls("init_process_group") if python else []
-    if python and any(constant(keyword(call, "backend", 0)) == "nccl" for call in groups):
-        return f"{python.path} uses NCCL"
-    if launcher is not None and {"multi-gpu", "num-gpus", "gpu-ids"} & set(launcher.options):
-        return f"{launcher.name} is told to use GPUs"
-    if any("cuda" in re.split(r"[=:]", word.text) for word in one.launch.arguments):
-        return "The program is told to use cuda"
-    return ""
-
-
-def _names_gpus(subject: Subject) -> bool:
-    """Tell whether the partition or similar suggests that its nodes come with their GPUs."""
-    items = subject.directives.items
-    named = [i.value for i in items if i.option in ("partition", "qos", "reservation", "nodelist")]
-    return any(re.search(r"gpu|[avh]\d00|l40|gh200|b200|rtx|tesla|mi\d+", n.lower()) for n in named)
-
-
 RULES = (
     Rule(
         code="E111",
@@ -386,27 +335,6 @@ RULES = (
 -#SBATCH --gres=gpu:4    # <- here
  #SBATCH --gpus-per-node=4
  srun python train.py
-""",
-    ),
-    Rule(
-        code="E118",
-        title="no GPUs requested",
-        severity=ADVICE,
-        check=find_no_gpus,
-        why="Slurm gives a job only the GPUs that it requests, except on clusters that allocate "
-        "whole nodes.",
-        example="""\
- #!/bin/bash
- #SBATCH --nodes=1
-+#SBATCH --gpus-per-node=2
- torchrun --standalone --nproc_per_node=2 train.py    # <- here
- --- train.py
- import os
- import torch
- import torch.distributed as dist
- torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
- dist.init_process_group("nccl")
- dist.destroy_process_group()
 """,
     ),
     Rule(

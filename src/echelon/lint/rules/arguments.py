@@ -161,6 +161,7 @@ RULES = (
         "instead.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
  #SBATCH --nodes=1
  #SBATCH --gpus-per-node=2
 -#SBATCH --exclusive

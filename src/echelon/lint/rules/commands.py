@@ -8,12 +8,14 @@ from echelon.lint.edits import Edit, replace_group
 from echelon.lint.expanding import NAME
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, Hit, Located, Rule
+from echelon.lint.rule import ADVICE, ERROR, Hit, Located, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
 _BLANK_BEHIND = pattern(r"^[^#]*\s\\[ \t]+(#.*)?$")
 _ALL_ARGUMENTS = pattern(r'"?\$(?:[@*]|\{[@*]\})"?')
+_ASKS_ONLY = frozenset({"help", "usage", "version"})
+"""Options with which srun runs nothing."""
 _BLANK_AT_END = pattern(r"(?<=[ \t]\\)([ \t]+)$")
 _EXPORTED = pattern(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
 _EXPORTED_EMPTY = pattern(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
@@ -50,6 +52,32 @@ def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
                     for match in _BLANK_AT_END.finditer(lines[begun - 1])
                 ),
             )
+
+    yield from _empty_steps(subject, told)
+
+
+def _empty_steps(subject: Subject, broken: set[tuple[str, int]]) -> Iterator[Hit]:
+    """Find srun without a command, unless a broken continuation already explains it."""
+    for command, options, rest in subject.sruns:
+        lines = {(command.path, line) for line in _lines_of(subject, command)}
+        if rest or _ASKS_ONLY & set(options) or not all(word.known for word in command.words):
+            continue
+        if not lines & broken:
+            yield Hit(
+                at=command,
+                what="srun has no command to run: 'No command given to execute'.",
+                fix="srun python train.py  # or remove the line",
+                severity=ADVICE,
+            )
+
+
+def _lines_of(subject: Subject, command: Command) -> Iterator[int]:
+    """Yield the lines of a command, by the backslashes at their ends."""
+    lines = _lines(subject, command.path)
+    for number in range(command.line, len(lines) + 1):
+        yield number
+        if not lines[number - 1].rstrip().endswith("\\"):
+            return
 
 
 def _lines(subject: Subject, path: str) -> list[str]:
@@ -160,7 +188,7 @@ RULES = (
         check=find_broken_continuations,
         why="A backslash continues a command only if it is the last character of a line. A "
         "comment or an empty line ends the command. Bash then runs the next line, often an "
-        "option, as a command.",
+        "option, as a command. An srun command without a program fails, too, which is advice.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -1,28 +1,22 @@
 """E401 to E404: the CPUs of a task and the processes that share them."""
 
-import re
 from collections.abc import Iterator
 
 from echelon.core.units import counted
 from echelon.lint.bash import Assignment, Where
 from echelon.lint.edits import insert_line
-from echelon.lint.facts import processes_per_task, ranks_per_launch, slurm_version, spawns
+from echelon.lint.facts import processes_per_task, slurm_version, spawns
 from echelon.lint.files import Place
-from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, constant, keyword, unparse
 from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.subject import Started, Subject
+from echelon.lint.rules import no_cpus
+from echelon.lint.subject import Subject
+from echelon.lint.workers import count_workers
 
 _FIRST_LOSING, _LAST_LOSING = (22, 5), (23, 2)
 """Versions of Slurm in which srun does not inherit --cpus-per-task."""
 _INHERIT = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
-_MANY = 4
-"""Ranks that share one CPU noticeably."""
 _CPUS_OF_NODE = frozenset({"SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"})
-_WORKER_KEY = pattern(r"\.(?:num_)?workers$")
-"""A key of a configuration, as in data.num_workers=8."""
-_WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
 
 
 def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
@@ -53,7 +47,7 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
         cpus, processes = one.launch.cpus, processes_per_task(one)
         if not cpus or not processes or one.launch.mpi:
             continue
-        path, line, workers = _workers(subject, one)
+        path, line, workers = count_workers(subject, one)
         if workers and workers * processes > cpus:
             each = (
                 f"{processes} processes with {counted(workers, 'worker')} each"
@@ -66,38 +60,7 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
                 fix=f"--num-workers={max(1, cpus // processes)}",
                 severity=None if workers * processes >= 2 * cpus else ADVICE,
             )
-
-
-def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
-    """Return where the number of data loader workers per rank is set, and the number."""
-    words = one.launch.arguments
-    for number, word in enumerate(words):
-        flag, equals, value = word.text.partition("=")
-        if flag not in _WORKER_FLAGS and not (equals and _WORKER_KEY.search(flag)):
-            continue
-        given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
-        path, line = one.launch.place_of(word, subject.path)[:2]
-        return path, line, int(given) if re.fullmatch(r"[0-9]{1,9}", given) else 0
-    if one.python is not None:
-        for call in one.python.calls("DataLoader"):
-            count = constant(keyword(call, "num_workers"))
-            if isinstance(count, int):
-                return one.python.path, call.lineno, count
-        if all(word.known for word in words):
-            return _default_workers(one.python)
-    return "", 0, 0
-
-
-def _default_workers(python: PythonScript) -> tuple[str, int, int]:
-    """Return the default of the option that data loaders use, and where it is defined."""
-    used = {unparse(keyword(call, "num_workers") or call) for call in python.calls("DataLoader")}
-    for call in python.calls("add_argument"):
-        flag, count = constant(call.args[0] if call.args else None), keyword(call, "default")
-        name = flag.lstrip("-").replace("-", "_") if isinstance(flag, str) else ""
-        number = constant(count)
-        if flag in _WORKER_FLAGS and f"args.{name}" in used and type(number) is int:
-            return python.path, call.lineno, number
-    return "", 0, 0
+    yield from no_cpus.find_too_many_workers(subject)
 
 
 def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
@@ -113,7 +76,7 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
             )
 
     yield from _too_many_threads(subject)
-    yield from _one_cpu(subject)
+    yield from no_cpus.find_too_few_cpus(subject)
 
 
 def _too_many_threads(subject: Subject) -> Iterator[Hit]:
@@ -181,25 +144,6 @@ def _threads_of_node(subject: Subject, assignment: Assignment) -> Iterator[Hit]:
                 what=f"Each of the {tasks} tasks of a node starts a thread for every CPU of the "
                 "job on the node. The tasks slow each other down.",
                 fix="export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
-            )
-            return
-
-
-def _one_cpu(subject: Subject) -> Iterator[Hit]:
-    """Find launchers of several ranks in a job that asks for no CPUs."""
-    directives = subject.directives
-    asked = ("cpus-per-task", "cpus-per-gpu", "exclusive", "ntasks-per-node", "ntasks", "mincpus")
-    if not subject.is_job or directives.several or any(map(directives.last, asked)):
-        return
-    for one in subject.started:
-        processes = ranks_per_launch(one.launch) if one.launch.launcher else None
-        if processes and processes >= _MANY and not one.launch.srun and not one.launch.mpi:
-            yield Hit(
-                at=one.launch,
-                what=f"The job requests no CPUs. Unless the cluster adds some for each GPU, "
-                f"{processes} ranks share one CPU.",
-                fix=f"#SBATCH --cpus-per-task={processes * 4}",
-                severity=ADVICE,
             )
             return
 

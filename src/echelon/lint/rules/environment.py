@@ -347,6 +347,7 @@ RULES = (
         "or lists GPUs that do not exist.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
 -#SBATCH --gpus-per-node=4
 -export CUDA_VISIBLE_DEVICES=0,1    # <- here
 +#SBATCH --gpus-per-node=2

@@ -366,6 +366,7 @@ RULES = (
         "one node and up to three of its GPUs, this is advice: other jobs often have whole nodes.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
  #SBATCH --nodes=1
  #SBATCH --ntasks-per-node=2
  #SBATCH --gpus-per-node=2
@@ -384,6 +385,7 @@ RULES = (
         "on the node uses the same default, a node can even join that job's store.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
  #SBATCH --nodes=1
  #SBATCH --gpus-per-node=2
 -torchrun --nproc_per_node=2 train.py    # <- here

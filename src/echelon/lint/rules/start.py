@@ -278,6 +278,7 @@ RULES = (
         "does not read its rank does the same work in every task, which is a warning.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
  #SBATCH --nodes=1
 -#SBATCH --ntasks-per-node=4
 +#SBATCH --ntasks-per-node=1

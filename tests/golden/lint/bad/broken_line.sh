@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --gpus-per-node=2
+#SBATCH --gpus-per-node=2 --cpus-per-gpu=8
 torchrun --standalone --nproc_per_node=2 \
     train.py --epochs 3 \ 
     --lr 0.1

@@ -1,6 +1,6 @@
 #!/bin/bash
 #SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
+#SBATCH --gpus-per-node=2 --cpus-per-gpu=8
 export DATA = /scratch/data  # expect: E209
 export MODEL= resnet50  # expect: E209
 export EMPTY=

@@ -1,7 +1,7 @@
 #!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=4
+#SBATCH --gpus-per-node=4 --cpus-per-gpu=8
 export GPUS_PER_NODE=4
 THE_PORT=29511  # expect: E301
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --gres=gpu:2
+#SBATCH --gres=gpu:2 --cpus-per-gpu=8
 #SBATCH --output=%x_%j.log
 set -o pipefail
 nvidia-smi dmon -s u -d 10 > "gpu-$SLURM_JOB_ID.log" &

@@ -1,0 +1,208 @@
+"""Resources that a job does not request, and Python scripts that do not share their work."""
+
+import pytest
+
+from echelon.lint.linting import lint
+from unit.lint.fakes import SlurmOf, TextFiles, codes
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=64G\n"
+ONE, TWO = f"{HEAD}#SBATCH --gpus-per-node=1\n", f"{HEAD}#SBATCH --gpus-per-node=2\n"
+LEARNS = "loss = model(x)\nloss.backward()\n"
+
+
+def found(code, body, head, **beside):
+    """Tell whether lint reports a code, and that it is advice."""
+    severities = [severity for name, severity in codes(body, head, **beside) if name == code]
+    assert set(severities) <= {"advice"}
+    return bool(severities)
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "told"),
+    [
+        (ONE, "python train.py", True),
+        (ONE, "uv run our-train --steps=3", True),
+        (ONE, "srun python train.py", True),
+        (TWO, "python main.py", True),
+        ("#!/bin/bash\n#SBATCH --gres=gpu:2\n", "python main.py", True),
+        (f"{ONE}#SBATCH --ntasks=1\n", "python train.py", True),
+        (f"{ONE}#SBATCH --ntasks=8\n", "python train.py", False),
+        (f"{ONE}#SBATCH --cpus-per-task=1\n", "python train.py", False),
+        (f"{ONE}#SBATCH --cpus-per-gpu=4\n", "python train.py", False),
+        (f"{ONE}#SBATCH --exclusive\n", "python train.py", False),
+        (f"{ONE}#SBATCH --mincpus=4\n", "python train.py", False),
+        (f"{ONE}#SBATCH --mem=0\n", "python train.py", False),
+        (f"{ONE}#SBATCH --constraint=gpu\n", "python train.py", False),
+        (ONE, "srun -c 8 python train.py", False),
+        (ONE, "python main.py", False),
+        (ONE, "python infer_train.py", False),
+        (ONE, "python train_test_split.py", False),
+        (ONE, "cp our-train old", False),
+        (HEAD, "python train.py", False),
+        ("#!/bin/bash\n#SBATCH --gpus-per-node=4\n", "python train.py", False),
+        ("#!/bin/bash\n#SBATCH --gpus-per-node=1\n", "python train.py", False),
+    ],
+)
+def test_a_training_with_one_cpu(head, command, told):
+    assert found("E403", f"{command}\n", head) == told
+
+
+def test_a_training_is_known_by_its_text():
+    assert found("E403", "python main.py\n", ONE, main=LEARNS)
+    assert not found("E403", "python main.py\n", ONE, main="print(1)\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "told"),
+    [
+        (TWO, "torchrun --standalone --nproc_per_node=2 a.py", True),
+        (f"{TWO}#SBATCH --ntasks=2\n", "torchrun --standalone --nproc_per_node=2 a.py", False),
+        (
+            f"{TWO}#SBATCH --cpus-per-gpu=2\n",
+            "torchrun --standalone --nproc_per_node=2 a.py",
+            False,
+        ),
+    ],
+)
+def test_ranks_with_one_cpu(head, command, told):
+    assert found("E403", f"{command}\n", head) == told
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "told"),
+    [
+        (ONE, "python a.py --num_workers 8", True),
+        (HEAD, "python a.py --n_workers=8", True),
+        (ONE, "python a.py data.num_workers=8", True),
+        (ONE, "python a.py --num_workers 1", False),
+        (ONE, "python a.py --num_workers 0", False),
+        (f"{ONE}#SBATCH --ntasks=8\n", "python a.py --num_workers 8", False),
+        (f"{ONE}#SBATCH --ntasks=8\n", "srun python a.py --num_workers 8", True),
+        (f"{ONE}#SBATCH --cpus-per-gpu=8\n", "python a.py --num_workers 8", False),
+        ("#!/bin/bash\n", "python a.py --num_workers 8", False),
+    ],
+)
+def test_workers_with_one_cpu(head, command, told):
+    assert found("E402", f"{command}\n", head) == told
+    assert not (told and found("E403", f"{command}\n", head))
+
+
+def test_workers_of_a_loader():
+    loader = "from torch.utils.data import DataLoader\nDataLoader(data, num_workers={})\n"
+    assert found("E402", "python a.py\n", ONE, a=loader.format(4))
+    assert not found("E402", "python a.py\n", ONE, a=loader.format(0))
+
+
+CUDA = "model.cuda()\nloss.backward()\n"
+MAYBE = "model.to('cuda' if torch.cuda.is_available() else 'cpu')\nloss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "script", "told"),
+    [
+        (HEAD, "python a.py", CUDA, True),
+        (HEAD, "python a.py", "model.to('cuda')\n", True),
+        (HEAD, "python a.py", MAYBE, False),
+        (HEAD, "python a.py", "if args.gpu:\n    model.cuda()\n", False),
+        (HEAD, "python a.py", "def f():\n    model.cuda()\n", False),
+        (HEAD, "srun apptainer exec --nv a.sif python a.py", MAYBE, True),
+        (HEAD, "singularity exec --nv a.sif python a.py", MAYBE, True),
+        (HEAD, "docker run --gpus all image python a.py", MAYBE, True),
+        (HEAD, "docker run --gpus=all image python a.py", MAYBE, True),
+        (HEAD, "apptainer exec a.sif python a.py", MAYBE, False),
+        (HEAD, "apptainer exec --nv a.sif python a.py", "import os\n", False),
+        (HEAD, "apptainer exec --nv a.sif python elsewhere.py", MAYBE, False),
+        (f"{HEAD}#SBATCH --gres=gpu:0\n", "nvidia-smi\npython a.py", "import os\n", True),
+        (HEAD, "nvidia-smi\npython a.py", "import os\n", False),
+        (HEAD, "torchrun --nproc_per_node=$SLURM_GPUS_ON_NODE a.py", "import os\n", True),
+        (HEAD, "torchrun --nproc_per_node=${SLURM_GPUS_ON_NODE:-1} a.py", "import os\n", False),
+        (HEAD, "srun --gpus-per-task=1 python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --exclusive\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --constraint=a100\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --partition=accelerated\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --qos=gpu\n", "python a.py", CUDA, False),
+        (f"{HEAD}#SBATCH --partition=general\n", "python a.py", CUDA, True),
+        (ONE, "python a.py", CUDA, False),
+    ],
+)
+def test_gpus_that_a_job_uses_and_does_not_request(head, command, script, told):
+    assert found("E118", f"{command}\n", head, a=script) == told
+
+
+def test_a_job_for_cpus_by_its_name():
+    job = HEAD + "apptainer exec --nv a.sif python a.py\n"
+    files = TextFiles({"a.py": MAYBE})
+    reported = [
+        path
+        for path in ("train.sh", "train_cpu.sh", "cpu-train.sh")
+        if any(f.code == "E118" for f in lint(job, path=path, files=files, programs=SlurmOf()))
+    ]
+    assert reported == ["train.sh"]
+
+
+GROUP = "import os\nimport torch\ntorch.distributed.init_process_group('gloo')\n"
+STEPS = "rank = os.environ['RANK']\nloss.backward()\noptimizer.step()\n"
+TORCHRUN = "torchrun --standalone --nproc_per_node=2 a.py\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "told"),
+    [
+        (TORCHRUN, GROUP + STEPS, True),
+        (TORCHRUN, f"import os\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}# DDP(model) is for later\n{STEPS}", True),
+        ("srun --ntasks=2 python a.py\n", GROUP + STEPS, True),
+        ("srun --ntasks=2 python a.py\n", f"import os\n{STEPS}", False),
+        ("python a.py\n", GROUP + STEPS, False),
+        ("torchrun --standalone --nproc_per_node=1 a.py\n", GROUP + STEPS, False),
+        ("mpirun -n 2 python a.py\n", GROUP + STEPS, False),
+        (TORCHRUN, f"{GROUP}model = DDP(model)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}torch.distributed.all_reduce(x)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}from deepspeed import zero\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}model = accelerator.prepare(model)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}sync_gradients(model)\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}from near import x\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}from .near import x\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}from . import near\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}import numpy as np\n{STEPS}", True),
+        (TORCHRUN, f"{GROUP}from wraps import x\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}from .lost import x\n{STEPS}", False),
+        (TORCHRUN, f"{GROUP}if rank == 0:\n    loss.backward()\n    optimizer.step()\n", False),
+        (TORCHRUN, f"{GROUP}optimizer.step()\n", False),
+    ],
+)
+def test_gradients_of_ranks(command, script, told):
+    beside = {"near": "x = 1\n", "wraps": "x = FullyShardedDataParallel\n"}
+    assert found("E608", command, TWO, a=script, **beside) == told
+
+
+def test_gradients_in_a_module_that_lint_does_not_find():
+    texts = {"a.py": f"{GROUP}from deep.inner import x\n{STEPS}", "src/deep/inner.py": "x = 1\n"}
+    files = TextFiles(texts, repository=True)
+    reported = lint(TWO + TORCHRUN, path="job.sh", files=files, programs=SlurmOf())
+    assert "E608" not in {f.code for f in reported}
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("srun", True),
+        ("time srun", True),
+        ("srun --ntasks=4 -c 2", True),
+        ("srun hostname", False),
+        ("srun --version", False),
+        ("srun -V", False),
+        ("srun --help", False),
+        ("srun $COMMAND", False),
+        ("srun $OPTIONS", False),
+        ("echo srun", False),
+        ("srun --multi-prog tasks.conf", False),
+    ],
+)
+def test_srun_without_a_command(command, told):
+    assert found("E208", f"{command}\nhostname\n", HEAD) == told
+
+
+def test_srun_that_a_broken_line_cuts_off():
+    reported = codes("srun --ntasks=1 \\\n # a comment\n  --label python a.py\n", HEAD)
+    assert [severity for code, severity in reported if code == "E208"] == ["error"]
