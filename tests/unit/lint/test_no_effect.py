@@ -217,3 +217,17 @@ def test_variables_of_nccl_that_another_switches_off(body, found):
 )
 def test_a_key_without_a_value(line, found):
     assert _found("E116", f"{line}\npython a.py\n") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("Help() { echo usage; }\ncase $1 in -h) Help. ;; esac\npython a.py\n", "advice"),
+        ("Help() { echo usage; }\ncase $1 in -h) Help ;; esac\npython a.py\n", None),
+        ('local_dir=$1\necho "missing `local_dir`"\npython a.py\n', "advice"),
+        ("local_dir=$1\necho 'missing `local_dir`'\npython a.py\n", None),
+        ('date=$1\necho "now $(hostname)"\npython a.py\n', None),
+    ],
+)
+def test_names_that_are_no_commands(body, found):
+    assert _found("E212", body) == found

@@ -1,10 +1,11 @@
 """E212: text that bash runs as a command."""
 
+import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _WORD = pattern(r"[A-Za-z][a-z]*[,.:;!?]?")
@@ -81,6 +82,41 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
                     what=f"`{command.name}` is not a command: '{command.name}: command not found'.",
                     fix=f"{meant} …",
                 )
+            elif meant := _misspelt_function(command, functions):
+                yield Hit(
+                    at=command,
+                    what=f"`{command.name}` is not a command: '{command.name}: command not found'. "
+                    f"The script has a function `{meant}`.",
+                    fix=meant,
+                    severity=ADVICE,
+                )
+    yield from _names_in_backticks(subject)
+
+
+def _misspelt_function(command: Command, functions: set[str]) -> str:
+    """Return the function whose name differs in a full stop or in the case of its letters."""
+    name = command.name.rstrip(".").lower()
+    known = command.words[0].known and command.name not in functions
+    return next((f for f in functions if known and f and f.lower() == name), "")
+
+
+def _names_in_backticks(subject: Subject) -> Iterator[Hit]:
+    """Find the names of variables in backticks, in a text for people."""
+    batch = subject.batch
+    if batch is None or "`" not in batch.text:
+        return
+    assigned = {assignment.name for assignment in batch.assignments}
+    for command in batch.commands:
+        line = subject.line_at(command)
+        alone = command.substituted and len(command.words) == 1 and command.name in assigned
+        if alone and re.match(r"\s*(?:echo|printf)\b", line) and f"`{command.name}`" in line:
+            yield Hit(
+                at=command,
+                what=f"Backticks run `{command.name}` as a command: '{command.name}: command not "
+                "found'.",
+                fix=f"${command.name}  # or '{command.name}' without backticks",
+                severity=ADVICE,
+            )
 
 
 def is_text(command: Command) -> bool:
