@@ -66,6 +66,7 @@ class DiskFiles:
     def __init__(self) -> None:
         self._read: dict[str, str | None] = {}
         self._repositories: dict[Path, Repository | None] = {}
+        self._have_modes: dict[Path, bool] = {}
 
     def read(self, path: str) -> str | None:
         """Return the text of a file as it was at the first read."""
@@ -93,9 +94,9 @@ class DiskFiles:
             root = _root_of(path)
             if Path(path).stat().st_mode & _EXECUTABLE or root is None:
                 return True
-            places = islice(root.rglob("*"), _MOST_NAMES)
-            files = (place for place in places if place.is_file() and ".git" not in place.parts)
-            return not any(place.stat().st_mode & _EXECUTABLE for place in files)
+            if root not in self._have_modes:
+                self._have_modes[root] = _has_modes(root)
+            return not self._have_modes[root]
         except (OSError, ValueError):
             return True
 
@@ -121,6 +122,13 @@ def _root_of(path: str) -> Path | None:
     """Return the directory of the git repository that contains a file."""
     above = Path(path).absolute().parents
     return next((folder for folder in above if (folder / ".git").exists()), None)
+
+
+def _has_modes(root: Path) -> bool:
+    """Tell whether any file of a repository is executable."""
+    places = islice(root.rglob("*"), _MOST_NAMES)
+    files = (place for place in places if place.is_file() and ".git" not in place.parts)
+    return any(place.stat().st_mode & _EXECUTABLE for place in files)
 
 
 def _lines_below(root: Path, own: Path) -> Iterator[str]:

@@ -7,11 +7,12 @@ from pathlib import PurePosixPath
 
 from echelon.core.frozen import frozen
 from echelon.lint.bash import Command, Word
-from echelon.lint.files import Place, beside
+from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.repository import Repository, likeness
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
+from echelon.lint.rules.unusable import find_unusable_paths
 from echelon.lint.subject import Subject
 
 _RELATIVE = r"(?:\.{1,2}/)*[A-Za-z0-9_][\w./+-]*"
@@ -56,13 +57,6 @@ _BRINGS_FILES = pattern(
     r"|cd\s+(?!\S*\$\{?SLURM_SUBMIT_DIR\b)[/~$`-]|cd$"
 )
 """Commands after which the directory may have other files than the repository."""
-_FOREIGN = {
-    "macOS": pattern(r"(?:--?[\w-]+=)?/Users/\w[\w.-]*/"),
-    "Windows": pattern(r"(?:--?[\w-]+=)?[A-Z]:(?:\\{1,2}\w|/\w+/|Users)"),
-}
-_NO_PROGRAMS = frozenset(
-    {"echo", "printf", "export", "grep", "sed", "awk", "rsync", "scp", "ssh", "alias", "test", "["}
-)
 
 
 @frozen
@@ -78,8 +72,7 @@ class _Wanted:
 
 
 def find_missing_paths(subject: Subject) -> Iterator[Hit]:
-    yield from _not_executable(subject)
-    yield from _foreign(subject)
+    yield from find_unusable_paths(subject)
     wanted = [*_programs(subject), *_sourced(subject), *_configs(subject)]
     wanted = [one for one in wanted if not _is_here(subject, one.path)]
     folder = _first_folder(subject)
@@ -246,50 +239,6 @@ def _missing_folder(
             + ("." if nearest else ""),
             fix=f"cd {nearest.rstrip('/') or '…'} || exit 1",
         )
-
-
-# --- what exists and does not work ----------------------------------------------------------
-
-
-def _not_executable(subject: Subject) -> Iterator[Hit]:
-    """Find files that the script runs by their path, and that are not executable."""
-    batch = subject.batch
-    if batch is None or not subject.is_job or "chmod" in batch.text:
-        return
-    for command in batch.commands:
-        path = command.words[0].text if command.words else ""
-        if not re.fullmatch(r"(?:\./)?[\w.-]+(?:/[\w.-]+)+", path) or not command.words[0].known:
-            continue
-        places = {beside(base, path) for base in (subject.path, "")}
-        found = [place for place in places if subject.files.read(place) is not None]
-        if found and not any(map(subject.files.is_executable, found)):
-            yield Hit(
-                at=command,
-                what=f"{path} is not executable: 'Permission denied'.",
-                fix=f"chmod +x {path}  # or call it with its interpreter",
-            )
-            return
-
-
-def _foreign(subject: Subject) -> Iterator[Hit]:
-    """Find paths of a laptop in the commands of a job."""
-    texts = [shell.text for shell in subject.shells]
-    if not subject.is_job or any(re.search(r"\buname\b|OSTYPE|Darwin", text) for text in texts):
-        return
-    told = set[tuple[str, int]]()
-    for command in subject.commands:
-        for word in command.words if command.name not in _NO_PROGRAMS else ():
-            system = next((s for s, found in _FOREIGN.items() if found.match(word.text)), "")
-            at = Place(command.path, word.line or command.line)
-            if system and (command.path, at.line) not in told:
-                told.add((command.path, at.line))
-                path = word.text.rpartition("=")[2]
-                yield Hit(
-                    at=at,
-                    what=f"{path} is a path of {system}. It does not exist on a Linux cluster.",
-                    fix="use a path of the cluster",
-                    severity=ADVICE,
-                )
 
 
 def _stays_inside(subject: Subject, repository: Repository) -> bool:
