@@ -2,6 +2,7 @@
 
 import pytest
 
+from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 from unit.lint.fakes import JOB, SlurmOf, TextFiles
 
@@ -89,3 +90,59 @@ def test_links_that_work(line):
 def test_a_link_to_a_folder_of_the_same_name():
     line = "ln -s logs/a.out logs/latest.out\n"
     assert found(line, {}, folders={"logs/logs"}) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jobs/inner.sh",
+        "inner.sh",
+        "$SLURM_SUBMIT_DIR/jobs/inner.sh",
+        "${SLURM_SUBMIT_DIR}/jobs/inner.sh",
+        "/scratch/me/own/jobs/inner.sh",
+        "$HOME/own/jobs/inner.sh",
+        "~/own/jobs/inner.sh",
+        "own/jobs/inner.sh",
+    ],
+)
+@pytest.mark.parametrize("start", ["bash", "srun sh", "apptainer exec a.sif bash", "srun"])
+def test_a_script_of_the_repository_is_read(start, path):
+    inner = {"jobs/inner.sh": "#!/bin/bash\npython train.py | tee log\n"}
+    assert [line for _, line, _ in found(f"{start} {path}\n", inner, "E505")] == [2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/scratch/me/other/jobs/inner.sh",
+        "$REPO/jobs/inner.sh",
+        "/jobs/inner.sh",
+        "../own2/jobs/inner.sh",
+        "$(dirname $0)/jobs/inner.sh",
+    ],
+)
+def test_a_script_that_may_be_another_is_not_read(path):
+    inner = {"jobs/inner.sh": "#!/bin/bash\npython train.py | tee log\n"}
+    assert found(f"bash {path}\n", inner, "E505") == []
+
+
+def test_the_root_of_a_repository(tmp_path, monkeypatch):
+    (tmp_path / "own" / ".git").mkdir(parents=True)
+    (tmp_path / "own" / "jobs" / "a").mkdir(parents=True)
+    files = DiskFiles()
+    assert files.root(f"{tmp_path}/own/jobs/a/job.sh") == (f"{tmp_path}/own", "own")
+    assert files.root(f"{tmp_path}/job.sh") is None
+    monkeypatch.chdir(tmp_path / "own" / "jobs")
+    assert DiskFiles().root("a/job.sh") == ("..", "own")
+    assert DiskFiles().root("job.sh") == ("..", "own")
+    monkeypatch.chdir(tmp_path / "own")
+    assert DiskFiles().root("job.sh") == (".", "own")
+
+
+def test_a_secret_of_a_script_that_the_job_runs():
+    login = f"wandb login {'0a' * 20}\n"
+    [(_, _, own)] = found(login, {}, "E406")
+    [(_, _, called)] = found("bash login.sh\n", {"jobs/login.sh": login}, "E406")
+    assert own.endswith("Slurm also stores a copy of the script.")
+    assert own.startswith(called)
+    assert "Slurm" not in called
