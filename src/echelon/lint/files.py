@@ -47,6 +47,8 @@ class Root(NamedTuple):
 
     path: str
     name: str
+    below: str
+    """The folder of the file, relative to it; empty at the root."""
 
 
 class Files(Protocol):
@@ -150,7 +152,10 @@ def _find_root(path: str) -> Root | None:
     if folder is None:
         return None
     above = [".."] * list(Path(path).absolute().parents).index(folder)
-    return Root(path=beside(path, "/".join(above)), name=folder.name)
+    own = Path(path).absolute().parent.relative_to(folder).as_posix()
+    return Root(
+        path=beside(path, "/".join(above)), name=folder.name, below="" if own == "." else own
+    )
 
 
 def _has_modes(root: Path) -> bool:

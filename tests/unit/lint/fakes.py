@@ -32,8 +32,10 @@ class TextFiles:
     def is_executable(self, path):
         return not path.endswith("plain.sh")
 
-    def root(self, path):  # noqa: ARG002
-        return Root(path=".", name="own") if self._repository else None
+    def root(self, path):
+        if not self._repository:
+            return None
+        return Root(path=".", name="own", below=path.rpartition("/")[0])
 
     def repository(self, path):  # noqa: ARG002
         if not self._repository:
