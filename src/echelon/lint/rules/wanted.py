@@ -18,9 +18,7 @@ _OF_CONFIG = pattern(
     r"(?i)conf|cfg|param|spec\b|setting|deepspeed|recipe|^@|ya?ml|^-?-?(?:c|f|file)$"
 )
 """Options of configuration files."""
-_OF_OUTPUT = pattern(
-    r"(?i)out|save|log|result|dump|write|export|dest|pred|report|metric|cache|^-o$"
-)
+OF_OUTPUT = pattern(r"(?i)out|save|log|result|dump|write|export|dest|pred|report|metric|cache|^-o$")
 _OF_PERSON = pattern(
     r"(?i)secret|local|private|credential|token|passw|user|\bkeys?\b|activate|(?:^|/)\.?v?env(?:/|\.sh$|$)"
 )
@@ -114,7 +112,7 @@ def _configs(subject: Subject) -> Iterator[Wanted]:
             continue
         for option, word in _options(launch):
             path = word.text.rpartition("=")[2].removeprefix("@")
-            if not word.known or not _CONFIG.fullmatch(path) or _OF_OUTPUT.search(option):
+            if not word.known or not _CONFIG.fullmatch(path) or OF_OUTPUT.search(option):
                 continue
             if _OF_CONFIG.search(option) or (not option and not path.endswith(".json")):
                 yield Wanted(path=path, at=launch.place_of(word, subject.path), reader="")
@@ -143,7 +141,7 @@ def _scripts_in(arguments: list[tuple[str, Word]], at: Located) -> Iterator[Want
         name, equals, value = word.text.partition("=")
         option, path = (name, value) if equals else (before, word.text)
         script = _PYTHON_SCRIPT.fullmatch(path) or _SHELL_SCRIPT.fullmatch(path)
-        if script and word.known and "/" in path.lstrip("./") and not _OF_OUTPUT.search(option):
+        if script and word.known and "/" in path.lstrip("./") and not OF_OUTPUT.search(option):
             yield Wanted(path=path, at=at, reader="")
 
 
