@@ -5,7 +5,7 @@ A protocol, because tests lint scripts that exist only in memory.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,9 @@ _EXECUTABLE = 0o111
 _MOST_BYTES = 20_000_000
 """Maximum size of the files to search for a name."""
 _LONGEST_LINE = 1000
+_LONGEST_PATH = 1000
+_SUBMITTED_FROM = "${SLURM_SUBMIT_DIR}"
+"""Mostly the directory of the repository."""
 _READ = re.compile(
     r"^[^.]+$|\.(?:py|sh|bash|sbatch|slurm|job|pl|R|jl|m|md|rst|txt|mk|ya?ml|toml|smk)$"
 )
@@ -39,6 +42,15 @@ class Place(NamedTuple):
     end_column: int = 0
 
 
+class Root(NamedTuple):
+    """The directory of a git repository."""
+
+    path: str
+    name: str
+    below: str
+    """The folder of the file, relative to it; empty at the root."""
+
+
 class Files(Protocol):
     """Paths are strings, as in scripts, relative to the current directory."""
 
@@ -49,6 +61,9 @@ class Files(Protocol):
 
     def is_executable(self, path: str) -> bool:
         """Tell whether a file is executable, or the modes of its repository are not kept."""
+
+    def root(self, path: str) -> Root | None:
+        """Return the directory of the git repository that contains a file, if there is one."""
 
     def repository(self, path: str) -> Repository | None:
         """Return the git repository that contains a file.
@@ -66,6 +81,8 @@ class DiskFiles:
     def __init__(self) -> None:
         self._read: dict[str, str | None] = {}
         self._repositories: dict[Path, Repository | None] = {}
+        self._have_modes: dict[Path, bool] = {}
+        self._roots: dict[str, Root | None] = {}
 
     def read(self, path: str) -> str | None:
         """Return the text of a file as it was at the first read."""
@@ -93,11 +110,18 @@ class DiskFiles:
             root = _root_of(path)
             if Path(path).stat().st_mode & _EXECUTABLE or root is None:
                 return True
-            places = islice(root.rglob("*"), _MOST_NAMES)
-            files = (place for place in places if place.is_file() and ".git" not in place.parts)
-            return not any(place.stat().st_mode & _EXECUTABLE for place in files)
+            if root not in self._have_modes:
+                self._have_modes[root] = _has_modes(root)
+            return not self._have_modes[root]
         except (OSError, ValueError):
             return True
+
+    def root(self, path: str) -> Root | None:
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if folder not in self._roots:
+            with suppress(OSError, ValueError):
+                self._roots[folder] = _find_root(path)
+        return self._roots.get(folder)
 
     def repository(self, path: str) -> Repository | None:
         try:
@@ -121,6 +145,24 @@ def _root_of(path: str) -> Path | None:
     """Return the directory of the git repository that contains a file."""
     above = Path(path).absolute().parents
     return next((folder for folder in above if (folder / ".git").exists()), None)
+
+
+def _find_root(path: str) -> Root | None:
+    folder = _root_of(path)
+    if folder is None:
+        return None
+    above = [".."] * list(Path(path).absolute().parents).index(folder)
+    own = Path(path).absolute().parent.relative_to(folder).as_posix()
+    return Root(
+        path=beside(path, "/".join(above)), name=folder.name, below="" if own == "." else own
+    )
+
+
+def _has_modes(root: Path) -> bool:
+    """Tell whether any file of a repository is executable."""
+    places = islice(root.rglob("*"), _MOST_NAMES)
+    files = (place for place in places if place.is_file() and ".git" not in place.parts)
+    return any(place.stat().st_mode & _EXECUTABLE for place in files)
 
 
 def _lines_below(root: Path, own: Path) -> Iterator[str]:
@@ -168,3 +210,32 @@ def _read_bytes(path: Path) -> bytes:
 def beside(path: str, name: str) -> str:
     """Return a path that a script names, relative to the directory of the script."""
     return os.path.normpath(os.path.join(os.path.dirname(path), name))  # noqa: PTH118, PTH120
+
+
+def find_file(files: Files, name: str, bases: Iterable[str]) -> str:
+    """Return the path of a file that a script names; empty if lint does not find it.
+
+    Args:
+        files: the file system.
+        name: as in the script. It can begin with an unknown variable.
+        bases: scripts beside which it may be, the best guess first; "" for the current directory.
+    """
+    places = (beside(base, name) for base in bases)
+    found = next((place for place in places if files.read(place) is not None), "")
+    return found or next(_in_repository(files, name, bases), "")
+
+
+def _in_repository(files: Files, name: str, bases: Iterable[str]) -> Iterator[str]:
+    """Yield the file of the repository that a path names, wherever the repository is."""
+    root = next((root for base in bases if base and (root := files.root(base))), None)
+    if root is None or len(name) > _LONGEST_PATH:
+        return
+    parts = name.split("/")
+    rests = [parts[n:] for n, part in enumerate(parts, start=1) if part == root.name]
+    if parts[0] == _SUBMITTED_FROM:
+        rests = [parts[1:]]
+    elif parts[0] not in ("", "..", "~") and "$" not in name:
+        rests.append(parts)
+    for place in (os.path.normpath("/".join([root.path, *rest])) for rest in rests):
+        if files.read(place) is not None:
+            yield place

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from echelon.core.frozen import frozen
 from echelon.lint.bash import Command, Shell, Where, Word
-from echelon.lint.files import Files, Place, beside
+from echelon.lint.files import Files, Place, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.reading import read_shell
 from echelon.lint.request import Amounts, read_srun, read_step
@@ -243,9 +243,8 @@ class _Finder:
                     positional = tuple(words[1:])
                     self._enter(text, path=around.path, positional=positional, state=state)
                     return
-        places = [beside(command.path, name), beside("", name)]
-        place = next((p for p in places if self._files.read(p) is not None), places[0])
-        source = self._files.read(place)
+        place = find_file(self._files, name, (command.path, ""))
+        source = self._files.read(place) if place else None
         first = (source or "").split("\n", 1)[0]
         if name.endswith(".py") or (first.startswith("#!") and "python" in first):
             bare = not told and "/" not in name

@@ -6,6 +6,7 @@ compared with the ends of the repository's paths.
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -16,6 +17,9 @@ SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wa
 """Directories that are not listed."""
 _ALIKE = 0.6
 """How similar a name has to be to be suggested."""
+
+_SHORTEST = 4
+"""Minimum length of a name that is a part of another."""
 
 
 @frozen
@@ -35,12 +39,18 @@ class Repository:
         """The names of all files and folders; those of folders end in a slash."""
         return frozenset(map(_name, self.paths))
 
+    def is_other_name(self, name: str) -> bool:
+        """Tell whether the directory of a clone of the repository may have this name."""
+        longer, shorter = sorted((self.name.lower(), name.lower()), key=len, reverse=True)
+        if len(shorter) >= _SHORTEST and re.match(rf"{re.escape(shorter)}[-_.]", longer):
+            return True
+        modules = (f"{name}/__init__.py", f"src/{name}/__init__.py")
+        return any(module in self.paths for module in modules)
+
     def lacks(self, path: str, *, folder: bool = False) -> bool:
         """Tell whether a relative path does not exist, whichever the current directory is."""
         parts, names = _parts(path), self.names
-        if not parts or any(self._hides(pattern, parts, names) for pattern in self.unlisted):
-            return False
-        if any(part in names for part in parts[:-1]):  # a link to a folder
+        if not parts or self._may_hide(parts):
             return False
         slash = "/" if folder else ""
         end = "/".join(parts) + slash
@@ -52,6 +62,24 @@ class Repository:
             outside = list(range(1, len(parts)))
         inside = ("/".join(parts[start:]) + slash for start in outside)
         return not any(one in self.paths or one == "/" for one in inside)
+
+    def folders_with(self, path: str) -> list[str]:
+        """Return the folders from which a relative path leads to a file, the root as ''.
+
+        Empty if there may be others.
+        """
+        parts = _parts(path)
+        end = "/".join(parts)
+        if not parts or self._may_hide(parts):
+            return []
+        found = (one for one in self.paths if one == end or one.endswith(f"/{end}"))
+        return sorted(one.removesuffix(end).rstrip("/") for one in found)
+
+    def _may_hide(self, parts: list[str]) -> bool:
+        """Tell whether git ignores a path, or a link to a folder is on its way."""
+        names = self.names
+        links = any(part in names for part in parts[:-1])
+        return links or any(self._hides(pattern, parts, names) for pattern in self.unlisted)
 
     def _hides(self, pattern: str, parts: list[str], names: frozenset[str]) -> bool:
         """Tell whether a pattern matches a path, or a folder of it."""

@@ -4,6 +4,9 @@ The scanner of the bash grammar (0.25) crashes on some characters beyond 255. Th
 gets ASCII of the same length, and texts are cut from the original. In tree-sitter's Python binding
 (0.26), reading the row of a point crashes in scripts of more than about 250 lines. Line numbers are
 therefore computed from byte offsets.
+
+The grammar ends a word before the last name in $A-$B.out, so X=$A-$B.out is an assignment and a
+command. It does not if a colon follows the name.
 """
 
 import re
@@ -12,6 +15,10 @@ from bisect import bisect_right
 from tree_sitter import Node
 
 BYTE_ORDER_MARK = "\ufeff"
+
+
+_SPLIT = re.compile(rb"(?<=[\w./:,@+=%-])(\$\w+)[./-](?=[\w.$/-])")
+_CALCULATES = re.compile(rb"\(\(|\[\[|\$\[|\blet\b|\$\{\w+:|<<")
 
 
 def clean(text: str) -> str:
@@ -29,8 +36,12 @@ class Source:
 
     @property
     def shown(self) -> bytes:
-        """The input of the parser: every byte that is not ASCII is replaced by an underscore."""
-        return re.sub(rb"[\x80-\xff]", b"_", self._bytes)
+        """The input of the parser, whose bytes are at the same places.
+
+        Every byte that is not ASCII is an underscore, and $A-$B.out is $A-$B:out.
+        """
+        text = re.sub(rb"[\x80-\xff]", b"_", self._bytes)
+        return b"\n".join(_without_splits(line) for line in text.split(b"\n"))
 
     def text(self, node: Node) -> str:
         return self.between(node.start_byte, node.end_byte)
@@ -43,3 +54,10 @@ class Source:
 
     def column(self, offset: int) -> int:
         return offset - self._starts[bisect_right(self._starts, offset) - 1]
+
+
+def _without_splits(line: bytes) -> bytes:
+    """Replace the character that splits a word, in a line without arithmetic."""
+    if b"$" not in line or _CALCULATES.search(line):
+        return line
+    return _SPLIT.sub(rb"\1:", line)

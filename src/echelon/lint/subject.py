@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell as Programs
 from echelon.lint.bash import Assignment, Command, Shell, Where, Word
-from echelon.lint.files import Files, Place, beside
+from echelon.lint.files import Files, Place, find_file
 from echelon.lint.launches import Launch, find_launches
 from echelon.lint.python_script import PythonScript, parse_python
 from echelon.lint.reading import read_shell
@@ -144,5 +144,4 @@ def _place(launch: Launch, files: Files) -> str:
         name = name.replace(".", "/") + ".py"
     name = os.path.expanduser(name) if name.startswith("~") else name  # noqa: PTH111
     # Most jobs are submitted from the directory of their script.
-    places = [beside(base, name) for base in (launch.command.path, launch.path, "")]
-    return next((place for place in places if files.read(place) is not None), "")
+    return find_file(files, name, (launch.command.path, launch.path, ""))

@@ -5,6 +5,7 @@ from pathlib import PurePath
 
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError
+from echelon.lint.files import Root
 from echelon.lint.linting import lint
 from echelon.lint.repository import Repository
 
@@ -30,6 +31,11 @@ class TextFiles:
 
     def is_executable(self, path):
         return not path.endswith("plain.sh")
+
+    def root(self, path):
+        if not self._repository:
+            return None
+        return Root(path=".", name="own", below=path.rpartition("/")[0])
 
     def repository(self, path):  # noqa: ARG002
         if not self._repository:

@@ -26,10 +26,13 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.py"))
 
 
 class Snippets(DiskFiles):
-    """Files whose Python scripts are left out."""
+    """Files whose Python scripts are left out, and without modes."""
 
     def repository(self, path):  # noqa: ARG002
         return None
+
+    def is_executable(self, path):  # noqa: ARG002
+        return True
 
 
 def lint_file(path):

@@ -646,7 +646,6 @@ def test_python_scripts_that_do_not_exist(line):
     "body",
     [
         "python train.py",
-        "python prepare.py",  # submitted from tools
         "python src/train.py",
         "python other/run.py",  # another repository
         "python /opt/tools/run.py",
@@ -1187,7 +1186,6 @@ def test_a_path_that_no_path_of_the_repository_ends_with():
 @pytest.mark.parametrize(
     "body",
     [
-        "python scripts/analyze.py",  # from src/kg
         "python ./src/kg/scripts/analyze.py",
         "python own/train.py",  # from the directory above
         "python own/src/kg/scripts/analyze.py",

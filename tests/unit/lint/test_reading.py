@@ -1,5 +1,7 @@
 """What bash would make of a script."""
 
+import re
+
 import pytest
 
 from echelon.lint.bash import Where, Word, calculate
@@ -100,3 +102,32 @@ def test_letters_of_all_kinds_stay_what_they_are():
     shell = read('# größe 😀\nname="é 𐀀"; run "$name" 中.py\n')
     assert [word.text for word in shell.commands[-1].words] == ["run", "é 𐀀", "中.py"]
     assert shell.comments[0][1] == "# größe 😀"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "$A-$B.out",
+        "$A/$B/c.d",
+        "$D/a-$B.$C.e",
+        '"$A".$B-x',
+        "${A}.$B.$C-$D/e",
+        "`d`-$B.o",
+        "$(d):$B.o",
+        "$A-$B.é",
+        "$A-$B",
+        "$A-${B}.o",
+    ],
+)
+def test_a_word_of_several_variables_is_one_word(word):
+    def braced(text):
+        return re.sub(r"\$(\w+)", r"${\1}", text.replace('"', ""))
+
+    shell = read_shell(f"X={word}\necho {word}\n", path="a.sh", where=Where.BATCH)
+    assert [braced(assignment.value.text) for assignment in shell.assignments] == [braced(word)]
+    assert [braced(c.text) for c in shell.commands if c.name != "d"] == [f"echo {braced(word)}"]
+
+
+def test_arithmetic_keeps_its_operators():
+    shell = read_shell("A=9\nB=2\nX=$(($A-$B-1))\n", path="a.sh", where=Where.BATCH)
+    assert shell.assignments[-1].value.text == "6"

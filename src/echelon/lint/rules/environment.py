@@ -59,20 +59,20 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
             told.add(text)
-            yield _secret(assignment, f"`{assignment.name}`")
+            yield _secret(subject, assignment, f"`{assignment.name}`")
     for command in subject.commands:
         given = _TOKEN.search(command.text)
         if given and given[0] in told and given[0] not in subject.line_at(command):
             continue  # a variable, reported where it is set
         if given and ("login" in command.text or not re.fullmatch(r"[0-9a-f]{40}", given[0])):
-            yield _secret(command, "the token")
+            yield _secret(subject, command, "the token")
 
 
-def _secret(at: Located, name: str) -> Hit:
+def _secret(subject: Subject, at: Located, name: str) -> Hit:
+    copied = " Slurm also stores a copy of the script." if at.path == subject.path else ""
     return Hit(
         at=at,
-        what=f"Everyone who can read the script can read {name}. Slurm also stores a copy of the "
-        "script.",
+        what=f"Everyone who can read the script can read {name}.{copied}",
         fix='export NAME="$(cat ~/.secrets/name)"  # a file with mode 600, or log in once by hand',
     )
 

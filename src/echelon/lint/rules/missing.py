@@ -5,33 +5,19 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import PurePosixPath
 
-from echelon.core.frozen import frozen
-from echelon.lint.bash import Command, Word
-from echelon.lint.files import Place, beside
-from echelon.lint.launches import Launch
+from echelon.lint.bash import Command
+from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.repository import Repository, likeness
-from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.misplaced import find_misplaced
+from echelon.lint.rules.unusable import find_unusable_paths
+from echelon.lint.rules.wanted import Wanted, find_wanted
 from echelon.lint.subject import Subject
 
-_RELATIVE = r"(?:\.{1,2}/)*[A-Za-z0-9_][\w./+-]*"
-_PYTHON_SCRIPT = pattern(rf"{_RELATIVE}\.py")
-_SHELL_SCRIPT = pattern(rf"{_RELATIVE}\.(?:sh|bash)")
-_CONFIG = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)+\.(?:toml|ya?ml|json|ini|cfg)")
 _FOLDER = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*/?")
-_OF_CONFIG = pattern(
-    r"(?i)conf|cfg|param|spec\b|setting|deepspeed|recipe|^@|ya?ml|^-?-?(?:c|f|file)$"
-)
-"""Options of configuration files."""
-_OF_OUTPUT = pattern(
-    r"(?i)out|save|log|result|dump|write|export|dest|pred|report|metric|cache|^-o$"
-)
 _CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
 _TEMPLATE = pattern(r"template|your|my_?script|placeholder|path/to|example", re.IGNORECASE)
-_OF_PERSON = pattern(
-    r"(?i)secret|local|private|credential|token|passw|user|\bkeys?\b|activate|(?:^|/)\.?v?env(?:/|\.sh$|$)"
-)
-"""Sourced files that are not in a repository on purpose."""
 _COMMON = frozenset(
     {
         *("main", "train", "run", "test", "setup", "config", "eval", "evaluate", "utils", "env"),
@@ -56,32 +42,11 @@ _BRINGS_FILES = pattern(
     r"|cd\s+(?!\S*\$\{?SLURM_SUBMIT_DIR\b)[/~$`-]|cd$"
 )
 """Commands after which the directory may have other files than the repository."""
-_FOREIGN = {
-    "macOS": pattern(r"(?:--?[\w-]+=)?/Users/\w[\w.-]*/"),
-    "Windows": pattern(r"(?:--?[\w-]+=)?[A-Z]:(?:\\{1,2}\w|/\w+/|Users)"),
-}
-_NO_PROGRAMS = frozenset(
-    {"echo", "printf", "export", "grep", "sed", "awk", "rsync", "scp", "ssh", "alias", "test", "["}
-)
-
-
-@frozen
-class _Wanted:
-    """A path that has to exist when the job reaches a command."""
-
-    path: str
-    at: Located
-    reader: str
-    """The program that fails without it; empty for a configuration file."""
-    certain: bool = True
-    """Whether the job always reads it."""
 
 
 def find_missing_paths(subject: Subject) -> Iterator[Hit]:
-    yield from _not_executable(subject)
-    yield from _foreign(subject)
-    wanted = [*_programs(subject), *_sourced(subject), *_configs(subject)]
-    wanted = [one for one in wanted if not _is_here(subject, one.path)]
+    yield from find_unusable_paths(subject)
+    wanted = find_wanted(subject)
     folder = _first_folder(subject)
     if not wanted and folder is None:
         return
@@ -93,75 +58,8 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     missing = (one for one in wanted if _is_missing(one.path, repository))
     for one in islice(missing, _MOST):
         if not _may_be_made(subject, one.path):
-            yield _missing(one, repository)
-
-
-def _is_here(subject: Subject, path: str) -> bool:
-    return any(subject.files.read(beside(base, path)) is not None for base in (subject.path, ""))
-
-
-# --- what has to exist ----------------------------------------------------------------------
-
-
-def _programs(subject: Subject) -> Iterator[_Wanted]:
-    """Yield the Python and shell scripts that the job runs."""
-    for launch in (one.launch for one in subject.started if one.python is None):
-        word = launch.program
-        if word is None or not word.known or launch.looked_up or launch.module or launch.elsewhere:
-            continue
-        if _PYTHON_SCRIPT.fullmatch(word.text):
-            at = launch.place_of(word, subject.path)
-            yield _Wanted(path=word.text, at=at, reader="Python")
-    told_paths = set[str]()
-    for command in subject.batch.commands if subject.batch else ():
-        by_shell = command.name in ("bash", "sh")
-        run = command.arguments[:1] if by_shell else command.words[:1]
-        path = run[0].text if run and run[0].known and not run[0].uses else ""
-        if _SHELL_SCRIPT.fullmatch(path) and ("/" in path or by_shell) and path not in told_paths:
-            told_paths.add(path)
-            always = command.certain or command.looped or bool(command.piped_into)
-            yield _Wanted(path=path, at=command, reader="Bash", certain=always)
-
-
-def _sourced(subject: Subject) -> Iterator[_Wanted]:
-    for command in subject.batch.commands if subject.batch else ():
-        word = command.arguments[0] if command.arguments else None
-        if command.name not in ("source", ".") or word is None or not word.known or word.uses:
-            continue
-        sure = command.certain and command.unchecked and not command.substituted
-        # Without a slash, bash looks in PATH first.
-        if (
-            sure
-            and "/" in word.text
-            and _SHELL_SCRIPT.fullmatch(word.text)
-            and not _OF_PERSON.search(word.text)
-        ):
-            yield _Wanted(path=word.text, at=command, reader=f"`{command.name}`")
-
-
-def _configs(subject: Subject) -> Iterator[_Wanted]:
-    """Yield the configuration files that a Python script of the repository reads."""
-    for launch in (one.launch for one in subject.started if one.python is not None):
-        if launch.elsewhere:
-            continue
-        for option, word in _options(launch):
-            path = word.text.rpartition("=")[2].removeprefix("@")
-            if not word.known or not _CONFIG.fullmatch(path) or _OF_OUTPUT.search(option):
-                continue
-            if _OF_CONFIG.search(option) or (not option and not path.endswith(".json")):
-                yield _Wanted(path=path, at=launch.place_of(word, subject.path), reader="")
-
-
-def _options(launch: Launch) -> Iterator[tuple[str, Word]]:
-    """Yield the arguments of a program with the option before each, or its own."""
-    if launch.launcher is not None and (word := launch.launcher.option("config-file")):
-        yield "--config_file", word
-    before = ""
-    for word in launch.arguments:
-        name, equals, _ = word.text.partition("=")
-        own = "@" if word.text.startswith("@") else before
-        yield (name if equals else own), word
-        before = name if name.startswith("-") and not equals else ""
+            yield _missing(one, repository, other_name=_other_name(subject, repository))
+    yield from find_misplaced(subject, repository, wanted)
 
 
 # --- whether it does ------------------------------------------------------------------------
@@ -194,7 +92,7 @@ def _may_be_made(subject: Subject, path: str) -> bool:
     return any(line not in own and _WRITES.search(line) for line in lines)
 
 
-def _missing(one: _Wanted, repository: Repository) -> Hit:
+def _missing(one: Wanted, repository: Repository, *, other_name: str) -> Hit:
     path = re.sub(r"^(?:\.{1,2}/)+", "", one.path)
     nearest = repository.nearest(path)
     what = (
@@ -202,13 +100,15 @@ def _missing(one: _Wanted, repository: Repository) -> Hit:
         if "/" in path
         else f"No file in this repository is named {path}."
     )
-    if one.reader and "/" not in path:
+    if other_name:
+        what += f" {one.reader or 'The job'} fails if {other_name} is in a clone of it."
+    elif one.reader and "/" not in path:
         what += f" {one.reader} fails unless the job starts in another directory."
     return Hit(
         at=one.at,
         what=what + (f" The nearest is {nearest}." if nearest else ""),
         fix=nearest or "correct the name, or change to the directory of the file before",
-        severity=None if one.reader and one.certain else ADVICE,
+        severity=None if one.reader and one.certain and not other_name else ADVICE,
     )
 
 
@@ -248,50 +148,6 @@ def _missing_folder(
         )
 
 
-# --- what exists and does not work ----------------------------------------------------------
-
-
-def _not_executable(subject: Subject) -> Iterator[Hit]:
-    """Find files that the script runs by their path, and that are not executable."""
-    batch = subject.batch
-    if batch is None or not subject.is_job or "chmod" in batch.text:
-        return
-    for command in batch.commands:
-        path = command.words[0].text if command.words else ""
-        if not re.fullmatch(r"(?:\./)?[\w.-]+(?:/[\w.-]+)+", path) or not command.words[0].known:
-            continue
-        places = {beside(base, path) for base in (subject.path, "")}
-        found = [place for place in places if subject.files.read(place) is not None]
-        if found and not any(map(subject.files.is_executable, found)):
-            yield Hit(
-                at=command,
-                what=f"{path} is not executable: 'Permission denied'.",
-                fix=f"chmod +x {path}  # or call it with its interpreter",
-            )
-            return
-
-
-def _foreign(subject: Subject) -> Iterator[Hit]:
-    """Find paths of a laptop in the commands of a job."""
-    texts = [shell.text for shell in subject.shells]
-    if not subject.is_job or any(re.search(r"\buname\b|OSTYPE|Darwin", text) for text in texts):
-        return
-    told = set[tuple[str, int]]()
-    for command in subject.commands:
-        for word in command.words if command.name not in _NO_PROGRAMS else ():
-            system = next((s for s, found in _FOREIGN.items() if found.match(word.text)), "")
-            at = Place(command.path, word.line or command.line)
-            if system and (command.path, at.line) not in told:
-                told.add((command.path, at.line))
-                path = word.text.rpartition("=")[2]
-                yield Hit(
-                    at=at,
-                    what=f"{path} is a path of {system}. It does not exist on a Linux cluster.",
-                    fix="use a path of the cluster",
-                    severity=ADVICE,
-                )
-
-
 def _stays_inside(subject: Subject, repository: Repository) -> bool:
     """Tell whether the job sees the files of the repository and no others."""
     if not subject.is_job or subject.directives.last("chdir") is not None:
@@ -308,7 +164,17 @@ def _stays_inside(subject: Subject, repository: Repository) -> bool:
 
 def _enters(command: Command, repository: Repository) -> bool:
     """Tell whether a command changes to the repository by its name, as in `cd ~/project`."""
-    return command.name == "cd" and repository.name in command.text.split("/")
+    parts = command.text.split("/")
+    return command.name == "cd" and (
+        repository.name in parts or any(map(repository.is_other_name, parts))
+    )
+
+
+def _other_name(subject: Subject, repository: Repository) -> str:
+    """Return the directory that a job changes to, if only a part of its name is the same."""
+    entered = (c for c in subject.commands if c.name == "cd" and _BRINGS_FILES.match(c.text))
+    others = (c for c in entered if repository.name not in c.text.split("/"))
+    return next((c.arguments[0].text for c in others if c.arguments), "")
 
 
 RULES = (
@@ -319,7 +185,8 @@ RULES = (
         check=find_missing_paths,
         why="Python and bash exit at once if the script does not exist. Lint reports a path only "
         "if no path in the git repository of the job script ends with it, and if no command may "
-        "create it or change the directory. A configuration file is advice.",
+        "create it or change the directory. A configuration file, an argument, or a script that "
+        "is only in another folder is advice.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -8,6 +8,7 @@ from echelon.lint.generated import generated_jobs
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Located, Rule, Severity
+from echelon.lint.rules.unfilled_files import find_unfilled_files
 from echelon.lint.subject import Subject
 from echelon.lint.unfinished import is_template
 
@@ -89,6 +90,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     is_job = subject.is_job or any(generated_jobs(subject.text))
     if not is_job or any(shell.suspect for shell in subject.shells):
         return  # bash stops at a placeholder without quotes, which E210 reports
+    yield from find_unfilled_files(subject)
     yield from _placeholder_values(subject)
     if any("path/to" in shell.text or "YOUR_" in shell.text for shell in subject.shells):
         yield from _placeholder_paths(subject)
@@ -163,7 +165,8 @@ RULES = (
         severity=WARNING,
         check=find_placeholders,
         why="Example scripts use placeholders for values that depend on the user or the cluster. "
-        "Replace them before you submit the script.",
+        "Replace them before you submit the script. A placeholder in a file that the job reads is "
+        "advice.",
         example="""\
  #!/bin/bash
 -#SBATCH --account=<project>    # <- here

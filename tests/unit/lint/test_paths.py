@@ -1,0 +1,281 @@
+"""Files that do not exist, are in another folder, or do not work, and what looks like them."""
+
+import pytest
+
+from echelon.lint.files import DiskFiles
+from echelon.lint.linting import lint
+from echelon.lint.repository import Repository
+from unit.lint.fakes import JOB, SlurmOf, TextFiles
+
+
+def found(body, texts, code="E215", head=JOB, path="jobs/job.sh", **options):
+    """Return the severity, the line and the text of each finding with a code."""
+    files = TextFiles({path: "", **texts}, repository=True, **options)
+    findings = lint(head + body, path=path, files=files, programs=SlurmOf())
+    return [(str(f.severity), f.line, f.what) for f in findings if f.code == code]
+
+
+PLAIN = {"jobs/plain.sh": "true\n", "plain.sh": "true\n", "tools/plain.sh": "true\n"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun plain.sh 1",
+        "srun -n 4 --cpu-bind=cores plain.sh",
+        "srun ./plain.sh",
+        "for n in 1 2; do srun tools/plain.sh $n; done",
+    ],
+)
+def test_srun_does_not_start_a_file_that_is_not_executable(line):
+    [(severity, number, what)] = found(f"{line}\n", PLAIN)
+    assert (severity, number) == ("advice", 3)
+    assert what.endswith("plain.sh is not executable, so srun cannot start it.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun bash plain.sh",
+        "srun other.sh",
+        "srun run.sh",
+        "srun plain",
+        "srun $SCRIPT",
+        "chmod +x plain.sh; srun plain.sh",
+        "cd tools; srun plain.sh",
+        "srun --chdir=/data plain.sh",
+        "srun --container-image=a.sqsh ./plain.sh",
+        "srun --bcast=/tmp/plain.sh ./plain.sh",
+    ],
+)
+def test_srun_starts_these_or_lint_does_not_know(line):
+    assert found(f"{line}\n", {**PLAIN, "run.sh": "true\n"}) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        ("ln -s logs/$SLURM_JOB_ID.out logs/latest.out", "logs/logs"),
+        ("ln -f -s logs/a.out logs/latest.out", "logs/logs"),
+        ("ln -sfn ./logs/a.out logs/b/latest.out", "logs/b/logs"),
+        ("DIR=logs; ln -sf $DIR/a.out $DIR/latest.out", "logs/logs"),
+    ],
+)
+def test_a_link_to_nothing(line, end):
+    [(severity, number, what)] = found(f"{line}\n", {})
+    assert (severity, number) == ("advice", 3)
+    assert what.endswith(f"this link points to {end}/…, which does not exist.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ln -s a.out logs/latest.out",
+        "ln -s $PWD/logs/a.out logs/latest.out",
+        "ln -s $DIR/a.out $DIR/latest.out",
+        "ln -s /logs/a.out /logs/latest.out",
+        "ln -s ../logs/a.out logs/latest.out",
+        "ln -s logs/a.out latest.out",
+        "ln -s data/a.out logs/latest.out",
+        "ln -sr logs/a.out logs/latest.out",
+        "ln --relative -s logs/a.out logs/latest.out",
+        "ln logs/a.out logs/latest.out",
+        "ln -s -t logs logs/a.out",
+        "ln -s logs/a logs/b logs",
+    ],
+)
+def test_links_that_work(line):
+    assert found(f"{line}\n", {}) == []
+
+
+def test_a_link_to_a_folder_of_the_same_name():
+    line = "ln -s logs/a.out logs/latest.out\n"
+    assert found(line, {}, folders={"logs/logs"}) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jobs/inner.sh",
+        "inner.sh",
+        "$SLURM_SUBMIT_DIR/jobs/inner.sh",
+        "${SLURM_SUBMIT_DIR}/jobs/inner.sh",
+        "/scratch/me/own/jobs/inner.sh",
+        "$HOME/own/jobs/inner.sh",
+        "~/own/jobs/inner.sh",
+        "own/jobs/inner.sh",
+    ],
+)
+@pytest.mark.parametrize("start", ["bash", "srun sh", "apptainer exec a.sif bash", "srun"])
+def test_a_script_of_the_repository_is_read(start, path):
+    inner = {"jobs/inner.sh": "#!/bin/bash\npython train.py | tee log\n"}
+    assert [line for _, line, _ in found(f"{start} {path}\n", inner, "E505")] == [2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/scratch/me/other/jobs/inner.sh",
+        "$REPO/jobs/inner.sh",
+        "/jobs/inner.sh",
+        "../own2/jobs/inner.sh",
+        "$(dirname $0)/jobs/inner.sh",
+    ],
+)
+def test_a_script_that_may_be_another_is_not_read(path):
+    inner = {"jobs/inner.sh": "#!/bin/bash\npython train.py | tee log\n"}
+    assert found(f"bash {path}\n", inner, "E505") == []
+
+
+def test_the_root_of_a_repository(tmp_path, monkeypatch):
+    (tmp_path / "own" / ".git").mkdir(parents=True)
+    (tmp_path / "own" / "jobs" / "a").mkdir(parents=True)
+    files = DiskFiles()
+    assert files.root(f"{tmp_path}/own/jobs/a/job.sh") == (f"{tmp_path}/own", "own", "jobs/a")
+    assert files.root(f"{tmp_path}/job.sh") is None
+    monkeypatch.chdir(tmp_path / "own" / "jobs")
+    assert DiskFiles().root("a/job.sh") == ("..", "own", "jobs/a")
+    assert DiskFiles().root("job.sh") == ("..", "own", "jobs")
+    monkeypatch.chdir(tmp_path / "own")
+    assert DiskFiles().root("job.sh") == (".", "own", "")
+
+
+def test_a_secret_of_a_script_that_the_job_runs():
+    login = f"wandb login {'0a' * 20}\n"
+    [(_, _, own)] = found(login, {}, "E406")
+    [(_, _, called)] = found("bash login.sh\n", {"jobs/login.sh": login}, "E406")
+    assert own.endswith("Slurm also stores a copy of the script.")
+    assert own.startswith(called)
+    assert "Slurm" not in called
+
+
+SPREAD = {
+    **dict.fromkeys(("src/new/infer.py", "src/new/tools/run.sh", "a/go.py", "b/go.py"), "\n"),
+    **dict.fromkeys(("one/x.py", "two/x.py", "three/x.py", "exp/one/slurm/a.sh"), "\n"),
+    **dict.fromkeys(("train.py", "src/train.py", "exp/one/fit.py", "exp/one/cfg/a.yaml"), "\n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("python infer.py", "infer.py is only in src/new. Python fails"),
+        ("time srun python -u ./infer.py a.json", "./infer.py is only in src/new. Python fails"),
+        ("torchrun --nproc_per_node=2 new/infer.py", "new/infer.py is only in src. Python fails"),
+        ("bash tools/run.sh", "tools/run.sh is only in src/new. Bash fails"),
+        ("srun tools/run.sh", "tools/run.sh is only in src/new. srun fails"),
+        ("source tools/run.sh", "tools/run.sh is only in src/new. `source` fails"),
+        ("python go.py", "go.py is only in a and in b. Python fails"),
+        ("cd $SLURM_SUBMIT_DIR\npython infer.py", "infer.py is only in src/new. Python fails"),
+    ],
+)
+def test_a_script_that_is_only_in_another_folder(line, what):
+    [(severity, _, said)] = found(f"{line}\n", SPREAD)
+    assert (severity, said) == ("advice", f"{what} unless sbatch is called there.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py",
+        "python src/new/infer.py",
+        "cd src/new; python infer.py",
+        "pushd src/new; python infer.py",
+        "cd $SLURM_SUBMIT_DIR/src/new; python infer.py",
+        "cd $WHERE; python infer.py",
+        "python ../new/infer.py",
+        "python x.py",
+        "infer.py",
+        "python -m infer",
+        "cp src/new/infer.py .; python infer.py",
+    ],
+)
+def test_a_script_that_may_be_where_the_job_starts(line):
+    assert found(f"{line}\n", SPREAD) == []
+
+
+def test_a_script_above_the_job_script():
+    assert found("python fit.py\n", SPREAD, path="exp/one/slurm/job.sh") == []
+    assert len(found("python fit.py\n", SPREAD)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("cd src/new && sbatch ../../jobs/job.sh", []),
+        ("subprocess.run(['sbatch', 'jobs/job.sh'], cwd='src/new')", []),
+        ("sbatch jobs/job.sh", ["advice"]),
+    ],
+)
+def test_a_document_that_tells_where_the_job_starts(line, kinds):
+    texts = {**SPREAD, "README.md": f"{line}\n"}
+    assert [kind for kind, _, _ in found("python infer.py\n", texts)] == kinds
+
+
+@pytest.mark.parametrize("head", [f"{JOB}#SBATCH --chdir=src/new\n", "#!/bin/bash\n"])
+def test_a_job_that_starts_elsewhere_or_is_none(head):
+    assert found("python infer.py\n", SPREAD, head=head) == []
+
+
+ARGUMENTS = {"tools/run.sh": "true\n", "configs/a.sh": "true\n", "train.py": "print()\n"}
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("tools/run.sh part 16 configs/b.sh", ["advice"]),
+        ("GPUS=8 ./tools/run.sh part configs/b.sh", ["advice"]),
+        ("srun -n 4 tools/run.sh configs/b.py", ["advice"]),
+        ("bash tools/run.sh --script=configs/b.sh", ["advice"]),
+        ("python train.py configs/b.py", ["advice"]),
+        ("tools/run.sh part 16 configs/a.sh", []),
+        ("tools/run.sh b.sh", []),
+        ("tools/run.sh --output configs/b.sh", []),
+        ("tools/run.sh /data/b.sh $HOME/c.sh $DIR/d.sh", []),
+        ("tools/run.sh other/b.sh", []),
+        ("other/run.sh configs/b.sh", []),
+        ("echo tools/run.sh configs/b.sh", []),
+        ("cp configs/a.sh configs/b.sh; tools/run.sh configs/b.sh", []),
+        ("cd $DIR; tools/run.sh configs/b.sh", []),
+    ],
+)
+def test_a_script_that_is_an_argument_and_does_not_exist(line, kinds):
+    assert [kind for kind, _, _ in found(f"{line}\n", ARGUMENTS)] == kinds
+
+
+def test_srun_of_a_script_that_does_not_exist():
+    [(kind, _, what)] = found("srun tools/runn.sh\n", ARGUMENTS)
+    assert (kind, what[:44]) == ("advice", "No path in this repository ends with tools/r")
+
+
+@pytest.mark.parametrize(
+    ("folder", "kinds"),
+    [
+        ("/home/me/own", ["warning"]),
+        ("/home/me/tool", []),
+        ("/home/me/package", ["advice"]),
+        ("/home/me/package/scripts", ["advice"]),
+        ("$HOME/package", ["advice"]),
+        ("/home/me/tools", []),
+        ("/home/me/packages", []),
+    ],
+)
+def test_a_job_that_changes_to_a_clone_of_its_repository(folder, kinds):
+    texts = {"src/package/__init__.py": "", "tools/a.py": "", "train.py": ""}
+    found_here = found(f"cd {folder}\npython trian.py\n", texts)
+    assert [kind for kind, _, _ in found_here] == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "same"),
+    [
+        ("plaid", "plaid-dev", True),
+        ("Plaid-dev", "plaid", True),
+        ("model_code", "model", True),
+        ("model", "modeling", False),
+        ("ml-tools", "ml", False),
+        ("plaid", "", False),
+    ],
+)
+def test_names_of_clones(name, other, same):
+    assert Repository(name=name, paths=frozenset()).is_other_name(other) == same
