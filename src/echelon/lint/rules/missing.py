@@ -164,10 +164,13 @@ def _stays_inside(subject: Subject, repository: Repository) -> bool:
 
 def _enters(command: Command, repository: Repository) -> bool:
     """Tell whether a command changes to the repository by its name, as in `cd ~/project`."""
-    parts = command.text.split("/")
-    return command.name == "cd" and (
-        repository.name in parts or any(map(repository.is_other_name, parts))
-    )
+    if command.name != "cd" or not command.arguments:
+        return False
+    parts = command.arguments[0].text.rstrip("/").split("/")
+    named = [n for n, p in enumerate(parts) if p == repository.name or repository.is_other_name(p)]
+    inside = parts[named[-1] + 1 :] if named else []
+    # A folder that the repository does not have may be another repository.
+    return bool(named) and (not inside or not repository.lacks("/".join(inside), folder=True))
 
 
 def _other_name(subject: Subject, repository: Repository) -> str:
