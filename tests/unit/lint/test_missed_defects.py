@@ -751,7 +751,7 @@ def test_the_directory_of_the_script_as_a_default(line, found):
 def test_threads_of_one_command(line, found):
     head = f"{JOB}#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=8\n"
     head += "#SBATCH --ntasks-per-node=1\n"
-    assert (("E403", "warning") in codes(f"{line}\n", head)) == found
+    assert (("E403", "advice") in codes(f"{line}\n", head)) == found
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_pipe_in_a_step():
 @pytest.mark.parametrize(
     ("body", "severity"),
     [
-        ("export OMP_NUM_THREADS=16\ntorchrun --standalone --nproc_per_node=2 a.py\n", "warning"),
+        ("export OMP_NUM_THREADS=16\ntorchrun --standalone --nproc_per_node=2 a.py\n", "advice"),
         ("export OMP_NUM_THREADS=4\ntorchrun --standalone --nproc_per_node=2 a.py\n", None),
     ],
 )

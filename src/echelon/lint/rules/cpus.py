@@ -124,8 +124,10 @@ def _too_many_threads(subject: Subject) -> Iterator[Hit]:
                 each = f"{counted(processes, 'process')} with {threads} threads each"
                 yield Hit(
                     at=assignment,
-                    what=f"{each} share {counted(cpus, 'CPU')} and slow each other down.",
+                    what=f"{each} share {counted(cpus, 'CPU')}. They slow each other down if the "
+                    "threads have work.",
                     fix=f"export OMP_NUM_THREADS={max(1, cpus // processes)}",
+                    severity=ADVICE,  # a program may compute on its GPU only
                 )
                 break
 

@@ -40,6 +40,8 @@ _SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
 _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 """A line of a template, which another program replaces."""
 _SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
+_WITH_NOTE = pattern(r"#SBATCH\s+-\S+ [A-Za-z]+ [A-Za-z ]+$")
+"""A directive with a sentence behind it."""
 _ONE_DASH = pattern(r"(?<=\s)(-)(\w[\w-]+)(?=[\s=]|$)")
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
@@ -117,8 +119,11 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
             what="Slurm ignores this directive because it comes after a command (line "
             f"{end}).{more}",
             fix="move all #SBATCH lines directly below the #! line",
-            # A file of several scripts, to choose from or to split.
-            severity=WARNING if _SHEBANG.search("\n".join(lines[end - 1 : late[0]])) else None,
+            # A file of several scripts, to choose from or to split, or a note for people.
+            severity=WARNING
+            if _SHEBANG.search("\n".join(lines[end - 1 : late[0]]))
+            or all(_WITH_NOTE.match(lines[n - 1]) for n in late)
+            else None,
         )
 
 
@@ -202,6 +207,7 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
             at=Place(subject.path, item.line),
             what="The option has no value. sbatch rejects the script.",
             fix=f"#SBATCH --{item.option}=…",
+            severity=WARNING if "=" in lines[item.line - 1] else None,  # a form to fill in
         )
     yield from _bad_signals(subject)
     for item in subject.directives.items:

@@ -19,10 +19,10 @@ _PLACEHOLDER = pattern(
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
 _PLACEHOLDER_IN_LINE = pattern(
-    r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
+    r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{+[^{}\n]{1,80}\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
 _PLACEHOLDER_IN_VALUE = pattern(
-    r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
+    r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|[\w./-]*\bpath/to/[\w./-]*|"""
     r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|\b[Yy]our(?:Path|Name|Project|Account|User)\w*|REPLACE_\w+|CHANGE_?ME|"""
     r"""(?<==)\.\.\.(?!\S)|(?<==["'])\.\.\.(?=["']))"""
 )

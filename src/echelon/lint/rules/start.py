@@ -126,6 +126,9 @@ def _started_by_srun(one: Started) -> str:
         return render_hostfile(launch)
     if launch.launcher is not None:
         return f"srun {name} …" if tasks == 1 else f"{ONCE_PER_NODE} {name} …"
+    python = one.python
+    if python is not None and not _TELLS_TASKS.search(python.text + python.neighbours):
+        return "#SBATCH --nodes=1  # the script is one process; or srun, if it is made for several"
     gpus = launch.amounts.gpus_per_node or 0
     if tasks == 1 and gpus > 1 and not spawns(one.python):
         return f"srun {name} …  # with #SBATCH --ntasks-per-node={gpus}, one task per GPU"

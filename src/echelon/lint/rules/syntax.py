@@ -56,7 +56,8 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
                 continue
             yield Hit(
                 at=Place(path, complaint.line),
-                what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
+                what="Bash runs at most the commands before this line, then stops: "
+                f"{complaint.message}.",
                 fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
 
