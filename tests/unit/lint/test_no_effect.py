@@ -2,7 +2,8 @@
 
 import pytest
 
-from unit.lint.fakes import JOB, codes
+from echelon.lint.linting import lint
+from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
 
 def _found(code, body, head=JOB, **beside):
@@ -231,3 +232,128 @@ def test_a_key_without_a_value(line, found):
 )
 def test_names_that_are_no_commands(body, found):
     assert _found("E212", body) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("out=/data/${FACTOR}/x\nFACTOR=2\npython a.py $out $FACTOR\n", "advice"),
+        ("python a.py $factor\nfactor=2\npython b.py $factor\n", "advice"),
+        ("FACTOR=2\nout=/data/${FACTOR}/x\npython a.py $out\n", None),
+        ("out=/data/${FACTOR:-1}/x\nFACTOR=2\npython a.py $out $FACTOR\n", None),
+        ("python a.py $factor\nread factor\nfactor=2\n", None),
+        ("run() { python a.py $factor; }\nfactor=2\nrun\n", None),
+        ("for i in 1 2; do\npython a.py $last\nlast=$i\ndone\n", None),
+    ],
+)
+def test_variables_that_are_set_later(body, found):
+    assert _found("E314", body) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("echo SLURM_NTASKS", "advice"), ("echo $SLURM_NTASKS", None), ("echo SLURM_DONE", None)],
+)
+def test_the_name_of_a_variable_that_is_printed(line, found):
+    assert _found("E313", f"{line}\npython a.py\n") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('python a.py\necho "failed"\nexit $?\n', "advice"),
+        ("if ! python a.py; then\necho failed\nexit $?\nfi\n", "advice"),
+        ("python a.py\nexit $?\n", None),
+        ("python a.py\ncode=$?\necho failed\nexit $code\n", None),
+    ],
+)
+def test_the_status_of_a_message(body, found):
+    text = "`$?` is the status of echo, which is 0."
+    files = TextFiles({"a.py": "print(1)\n"})
+    told = [f.what for f in lint(JOB + body, path="job.sh", files=files, programs=SlurmOf())]
+    assert (text in told) == (found is not None)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("ssh $node\nmkdir /tmp/x\npython a.py\n", "advice"),
+        ("ssh $node 'mkdir /tmp/x'\npython a.py\n", None),
+        ("ssh $node <<END\nmkdir /tmp/x\nEND\npython a.py\n", None),
+    ],
+)
+def test_ssh_without_a_command(body, found):
+    assert _found("E208", body) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("apptainer exec image.sif python a.py", "advice"),
+        ("srun singularity run image.sif python a.py", "advice"),
+        ("apptainer exec --nv image.sif python a.py", None),
+        ("singularity exec --rocm image.sif python a.py", None),
+        ("export APPTAINER_NV=1\napptainer exec image.sif python a.py", None),
+        ("apptainer exec $OPTIONS image.sif python a.py", None),
+        ("apptainer exec image.sif date\npython a.py", None),
+    ],
+)
+def test_containers_without_gpus(line, found):
+    head = f"{JOB}#SBATCH --gpus-per-node=1\n#SBATCH --cpus-per-gpu=8\n"
+    assert _found("E203", f"{line}\n", head) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("module load cuda\ncd backend\n", "advice"),
+        ("module load cuda\nconda run python a.py\n", None),
+        ("conda env create -f a.yml\n", None),
+        ("cd backend\npython a.py\n", None),
+    ],
+)
+def test_scripts_that_only_prepare(body, found):
+    assert _found("E512", body) == found
+
+
+@pytest.mark.parametrize(
+    ("directive", "found"),
+    [
+        ("--account=youraccount", "warning"),
+        ("--mail-user=<name>@example.com", "advice"),
+        ("--account=yours", None),
+        ("-N {1. number of nodes}", "warning"),
+    ],
+)
+def test_more_placeholders(directive, found):
+    head = f"#!/bin/bash\n#SBATCH {directive}\n#SBATCH --mail-type=END\n"
+    assert _found("E116", "python a.py\n", head) == found
+    assert _found("E105", "python a.py\n", head) is None
+
+
+def test_a_placeholder_in_the_place_of_a_script():
+    assert _found("E116", "torchrun --standalone your_script.py\n") == "warning"
+    assert _found("E116", "torchrun --standalone our_script.py\n") is None
+
+
+def test_a_directive_without_its_hash():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\nSBATCH --time=1:00:00\n"
+    assert _found("E103", "python a.py\n", head) == "error"
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [("#SBATCH --gpus=8", "error"), ("#SBATCH --gpus=8 for other machines", "warning")],
+)
+def test_a_late_directive_and_a_note(line, severity):
+    assert _found("E102", f"date\n{line}\npython a.py\n") == severity
+
+
+@pytest.mark.parametrize("name", ["OPM_NUM_THREADS", "PYTHON_PATH"])
+def test_misspelt_variables(name):
+    assert _found("E312", f"export {name}=1\npython a.py\n") == "advice"
+
+
+def test_misspelt_programs():
+    assert _found("E212", "mkdit results\npython a.py\n") == "warning"
+    assert _found("E212", "python9 a.py\n") is None

@@ -54,6 +54,21 @@ def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
             )
 
     yield from _empty_steps(subject, told)
+    yield from _empty_sessions(subject)
+
+
+def _empty_sessions(subject: Subject) -> Iterator[Hit]:
+    """Find ssh without a command, which runs nothing in a job."""
+    for command in subject.batch.commands if subject.batch and subject.is_job else ():
+        plain = len(command.words) == len(("ssh", "host")) and not command.stdin
+        line = subject.line_at(command)
+        if command.name == "ssh" and plain and re.fullmatch(r"\s*ssh\s+\S+\s*(?:#.*)?", line):
+            yield Hit(
+                at=command,
+                what="ssh has no command to run. The next lines run here, not on the other node.",
+                fix=f"{line.strip()} '…'",
+                severity=ADVICE,
+            )
 
 
 def _empty_steps(subject: Subject, broken: set[tuple[str, int]]) -> Iterator[Hit]:

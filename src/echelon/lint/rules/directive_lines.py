@@ -42,6 +42,7 @@ _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 _SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
 _WITH_NOTE = pattern(r"#SBATCH\s+-\S+ [A-Za-z]+ [A-Za-z ]+$")
 """A directive with a sentence behind it."""
+_WITHOUT_HASH = pattern(r"SBATCH\s+--?[a-zA-Z]")
 _ONE_DASH = pattern(r"(?<=\s)(-)(\w[\w-]+)(?=[\s=]|$)")
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
@@ -130,7 +131,15 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
 def find_lookalikes(subject: Subject) -> Iterator[Hit]:
     if subject.batch is None:
         return
-    head = subject.text.split("\n")[: _end_of_head(subject.text) - 1]
+    lines, end = subject.text.split("\n"), _end_of_head(subject.text)
+    head = lines[: end - 1]
+    if _WITHOUT_HASH.match("".join(lines[end - 1 : end])):
+        yield Hit(
+            at=Place(subject.path, end),
+            what="`#` is missing, so bash runs this line as a command. Slurm ignores it and all "
+            "later directives.",
+            fix=f"#{lines[end - 1]}",
+        )
     given = [line.split()[1:] for line in head if line.startswith("#SBATCH ")]
     for number, line in enumerate(head, 1):
         indented = re.match(r"[ \t]+#SBATCH\s+-", line)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from echelon.lint.bash import Command, Shell
 from echelon.lint.files import Place
@@ -71,6 +71,22 @@ def _printing_functions(batch: Shell) -> dict[str, str]:
 
 def _message(command: Command) -> str:
     return f"{command.text} {command.stdin.text if command.stdin else ''}"
+
+
+def find_status_of_message(batch: Shell) -> Iterator[Hit]:
+    """Find `exit $?` behind a command that only prints, which succeeds."""
+    for before, command in pairwise(c for c in batch.commands if not c.substituted):
+        same = (before.function, before.certain) == (command.function, command.certain)
+        text = batch.text.split("\n")[command.line - 1]
+        follows = 0 <= command.line - before.line <= 1
+        exits = command.name == "exit" and re.search(r"\bexit \"?\$\?", text)
+        if exits and follows and same and before.name in _PRINTS and "||" not in text:
+            yield Hit(
+                at=command,
+                what=f"`$?` is the status of {before.name}, which is 0.",
+                fix="code=$?  # directly behind the command that is meant, then: exit $code",
+                severity=ADVICE,
+            )
 
 
 def find_constant_failure(batch: Shell, plain: Sequence[Command]) -> Iterator[Hit]:

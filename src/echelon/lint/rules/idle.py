@@ -18,6 +18,11 @@ from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
+_CONTAINER = pattern(r"\b(?:apptainer|singularity) (?:exec|run)\b")
+_GIVES_GPUS = pattern(
+    r"--nv(?:ccli)?\b|(?:APPTAINER|SINGULARITY)\w*_NV(?:CCLI)?\b|(?i:rocm|lumi|/opt/cray|frontier|mi\d{3})"
+)
+"""Text of scripts whose containers see GPUs; those of AMD need no option."""
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
     r"(?i)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
@@ -82,6 +87,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
     if sets_visible_devices(subject):
         return
     yield from _single_process(subject)
+    yield from _without_gpus_inside(subject)
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
@@ -107,6 +113,24 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
+
+
+def _without_gpus_inside(subject: Subject) -> Iterator[Hit]:
+    """Find containers that see no GPUs, if all programs of the job run in such ones."""
+    text = "\n".join(shell.text for shell in subject.shells)
+    if not subject.is_job or not subject.job.gpus_per_node or _GIVES_GPUS.search(text):
+        return
+    runs = [c for c in subject.commands if _CONTAINER.search(c.text)]
+    others = [one for one in subject.started if not _CONTAINER.search(one.launch.command.text)]
+    unknown = (word for c in runs for word in c.words[2:6] if not word.known)
+    if runs and not others and all("/" in word.text for word in unknown):
+        yield Hit(
+            at=runs[0],
+            what="The container has no GPUs, because `--nv` is missing. The GPUs of the job are "
+            "idle unless the site's configuration adds them.",
+            fix=_CONTAINER.sub(r"\g<0> --nv", runs[0].text.split(" -")[0])[:60] + " …",
+            severity=ADVICE,
+        )
 
 
 def _leaves_one(launch: Launch, idle: int) -> bool:

@@ -14,7 +14,7 @@ from echelon.lint.unfinished import is_template
 
 _PLACEHOLDER = pattern(
     r"\.\.\.|<[^<>]*>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|"
-    r"%%\w+%%|@\w+@|__\w+__",
+    r"%%\w+%%|@\w+@|__\w+__|your(?:account|partition|project|group)\w*|<[^<>]+>@\S+",
     re.IGNORECASE,
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
@@ -28,9 +28,13 @@ _PLACEHOLDER_IN_VALUE = pattern(
 )
 _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 """The start of a default, as in ${DATA:-/path/to/data}."""
-_PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$")
+_PLACEHOLDER_PATH = pattern(
+    r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$"
+    r"|^(?:\./)?your_\w+\.(?:py|sh)$"
+)
 _EMPTY_KEY = pattern(r"\s*export\s+(?:WANDB_API_KEY|HF_TOKEN|\w+_API_KEY)=(?:\"\"|'')?\s*(?:#.*)?$")
 """A key that is exported without a value."""
+_MAY_BE_LEFT = pattern(r"path/to|YOUR_|your_")
 _IN_BRACKETS = pattern(r"<[a-z][\w -]*>", re.IGNORECASE)
 _ELLIPSIS = pattern(r"(?:^|[=/])(?<!\./)\.\.\.(?=[\w/])")
 """A part of a path that was left out."""
@@ -92,7 +96,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
         return  # bash stops at a placeholder without quotes, which E210 reports
     yield from find_unfilled_files(subject)
     yield from _placeholder_values(subject)
-    if any("path/to" in shell.text or "YOUR_" in shell.text for shell in subject.shells):
+    if any(_MAY_BE_LEFT.search(shell.text) for shell in subject.shells):
         yield from _placeholder_paths(subject)
     if any("..." in shell.text for shell in subject.shells):
         yield from _left_out(subject)

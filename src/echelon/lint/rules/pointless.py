@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from echelon.lint.bash import Command
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -16,6 +17,13 @@ _PREPARES = frozenset(
     }
 )
 """Commands that are not the work of a job by themselves."""
+_SILENT = frozenset(
+    {
+        *("module", "ml", "source", ".", "conda", "mamba", "micromamba", "activate", "cd", "set"),
+        *("export", "unset", "ulimit", "umask", "shopt", "deactivate"),
+    }
+)
+"""Commands that print nothing, so that they are not what a job is for."""
 _WORKS = pattern(
     r"^\s*#+\s*(?:srun\b|mpirun\b|torchrun\b|accelerate\b|deepspeed\b|python\d?\b|bash )"
 )
@@ -50,6 +58,13 @@ def find_no_work(subject: Subject) -> Iterator[Hit]:
             fix=lines[switched_off - 1].lstrip("# \t"),
             severity=ADVICE if batch.commands else None,
         )
+    elif batch.commands and all(map(_is_silent, batch.commands)):
+        yield Hit(
+            at=batch.commands[-1],
+            what="The script ends here. It prepares its environment and starts no program.",
+            fix="srun python train.py",
+            severity=ADVICE,
+        )
     elif not batch.commands and not _code(lines):
         yield Hit(
             at=Place(subject.path, items[-1].line),
@@ -57,6 +72,11 @@ def find_no_work(subject: Subject) -> Iterator[Hit]:
             fix="srun python train.py",
             severity=ADVICE,  # another program may add the commands
         )
+
+
+def _is_silent(command: Command) -> bool:
+    works = {word.text for word in command.arguments} & {"run", "create", "install", "env"}
+    return command.name in _SILENT and not works
 
 
 def _code(lines: list[str]) -> bool:

@@ -131,7 +131,14 @@ def _meant(name: str) -> str:
     """Return the program whose letters a name has in another order; empty if there is none."""
     if len(name) < _SHORTEST or name in _OFTEN_USED:
         return ""
-    return next((one for one in _OFTEN_USED if sorted(one) == sorted(name)), "")
+    return next((one for one in _OFTEN_USED if _differ_in_one(one, name)), "")
+
+
+def _differ_in_one(one: str, other: str) -> bool:
+    """Tell whether two words differ in one letter, or in the order of their letters."""
+    pairs = [a for a, b in zip(one, other, strict=False) if a != b]
+    letter = len(one) == len(other) and len(pairs) == 1 and other[-1].isalpha()
+    return letter or sorted(one) == sorted(other)
 
 
 def _is_sentence(command: Command) -> bool:

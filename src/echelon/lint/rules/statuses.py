@@ -8,7 +8,11 @@ from echelon.lint.bash import Command, Shell, Word
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.rules.exits import find_constant_failure, find_message_status
+from echelon.lint.rules.exits import (
+    find_constant_failure,
+    find_message_status,
+    find_status_of_message,
+)
 from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
 from echelon.lint.rules.prose import is_text
 from echelon.lint.subject import Subject
@@ -94,6 +98,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         return
     yield from _lost_inside(subject)
     yield from find_message_status(batch)
+    yield from find_status_of_message(batch)
     if any(starts(c) or _works(batch, c) for c in batch.commands):
         plain = [c for c in batch.commands if not c.substituted and not c.function]
         yield from find_constant_failure(batch, plain)

@@ -24,6 +24,11 @@ _SWITCHES = {
         "InfiniBand",
     ),
 }
+_MISSPELT = {
+    **dict.fromkeys(("PYTHON_PATH", "PYHTONPATH", "PYTHONPAHT"), "PYTHONPATH"),
+    **dict.fromkeys(("OPM_NUM_THREADS", "OMP_NUM_THREAD", "OMP_THREADS"), "OMP_NUM_THREADS"),
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICE", "CUDA_VISABLE_DEVICES"), "CUDA_VISIBLE_DEVICES"),
+}
 _SHORTEST = 4
 """Minimum length of names, because shorter ones are often counters."""
 _OF_BASH = pattern(r"PS\d|IFS|OPT\w+|HIST\w+|BASH\w*|TIMEFORMAT|COLUMNS|LINES|PROMPT\w*|_\w*")
@@ -129,6 +134,8 @@ def _contradicted(subject: Subject) -> Iterator[Hit]:
 
 def _misspelt(name: str) -> str:
     """Return the variable of a program that differs in one letter; empty if there is none."""
+    if name in _MISSPELT:
+        return _MISSPELT[name]
     if len(name) < _LONG_NAME or name in OF_PROGRAMS or not name.startswith(_PREFIXES):
         return ""
     near = difflib.get_close_matches(name, OF_PROGRAMS, n=1, cutoff=0.94)

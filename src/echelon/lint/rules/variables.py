@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 
 from echelon.lint.facts import sources_others
 from echelon.lint.files import Place
@@ -16,6 +17,10 @@ _ASSIGNS_OTHERWISE = pattern(
     r"\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select)\b"
 )
 _PATH = pattern(r"\$\{?[A-Za-z_]\w+\}?(?=/|$)")
+_SLURM_NAME = pattern(
+    r"SLURM_(?:JOB|NTASKS|NNODES|PROCID|LOCALID|NODE|ARRAY|CPUS|GPUS|SUBMIT|STEP|NPROCS|TASKS)[A-Z_]*"
+)
+_TWO = 2
 _AMPERSAND = pattern(r"(?<![&>|<])&(?![&>\d])|\bcoproc\b")
 _LAST_BACKGROUND = pattern(r"[^#']*\$!(?!\w)")
 _NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
@@ -90,6 +95,15 @@ def _without_dollar(subject: Subject) -> Iterator[Hit]:
                 fix=f"${found[1]}/…",
                 severity=ADVICE,
             )
+    for command in batch.commands:
+        shown = command.arguments[0].text if len(command.words) == _TWO else ""
+        if command.name == "echo" and _SLURM_NAME.fullmatch(shown):
+            yield Hit(
+                at=command,
+                what=f"This prints the text '{shown}', because `$` is missing.",
+                fix=f'echo "{shown}: ${shown}"',
+                severity=ADVICE,
+            )
     for number, line in enumerate(lines, start=1):
         found = _TEST_OF_TEXT.match(line)
         if found and not line.lstrip().startswith("#"):
@@ -131,6 +145,7 @@ def _quoted_home(subject: Subject) -> Iterator[Hit]:
 def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from find_short_arrays(subject)
     yield from _no_background(subject)
+    yield from _set_later(subject)
     if not subject.is_job or sources_others(subject):
         return
     doubtful = any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells)
@@ -182,6 +197,40 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                     fix=f"{name}=…",
                     severity=ADVICE,
                 )
+
+
+def _set_later(subject: Subject) -> Iterator[Hit]:
+    """Find variables that the script uses before the only line that sets them."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or batch.suspect or sources_others(subject):
+        return
+    told = set[str]()
+    commands = [c for c in batch.commands if not c.repeated and not c.function]
+    words = [(c.line, word) for c in commands for word in c.words]
+    words += [(a.line, a.value) for a in batch.assignments if a.certain]
+    for line, word in sorted(words, key=itemgetter(0)):
+        for use in word.uses:
+            name = use.name
+            if use.guarded or name in told:
+                continue
+            set_at = [a.line for a in batch.assignments if a.name == name]
+            first = min(set_at, default=0)
+            own = name.upper() != name or name not in subject.exported
+            if first > max(use.line, line) and own and _only_assigned(batch.text, name):
+                told.add(name)
+                yield Hit(
+                    at=Place(subject.path, use.line),
+                    what=f"`${name}` is empty here unless it comes from outside: the script sets "
+                    f"it later, in line {first}.",
+                    fix=f"set {name} before this line",
+                    severity=ADVICE,
+                )
+
+
+def _only_assigned(text: str, name: str) -> bool:
+    """Tell whether a script sets a variable by assignments only, and not in a loop or by read."""
+    other = rf"\b(?:for|select|read|getopts|mapfile|local|declare)\b[^\n]*\b{name}\b|-v\s+{name}\b"
+    return not re.search(other, text)
 
 
 def _no_background(subject: Subject) -> Iterator[Hit]:
