@@ -1,7 +1,7 @@
 """Variables that have no effect; part of E312."""
 
 import difflib
-import re
+from collections import Counter
 from collections.abc import Iterator
 
 from echelon.lint.bash import Assignment, Shell
@@ -31,6 +31,10 @@ _MISSPELT = {
 }
 _SHORTEST = 4
 """Minimum length of names, because shorter ones are often counters."""
+_MOST = 20
+"""How many variables are compared with similar names, which takes long."""
+_NAME = pattern(r"(?<![\w-])[A-Za-z_]\w*")
+_SET = pattern(r"(?m)(?:^|[;&({]|\bthen|\bdo|\belse)[ \t]*([A-Za-z_]\w*)=")
 _OF_BASH = pattern(r"PS\d|IFS|OPT\w+|HIST\w+|BASH\w*|TIMEFORMAT|COLUMNS|LINES|PROMPT\w*|_\w*")
 _INHERITED = pattern(
     r".*(?:PATH|PROXY|_proxy)|SLURM\w*|LC_\w+|LANG|HOME|USER|SHELL|TERM|DISPLAY|TMPDIR|TMP|TEMP|"
@@ -62,7 +66,10 @@ def find_unused(subject: Subject) -> Iterator[Hit]:
     if sources_others(subject) or _READS_BY_NAME.search(code):
         return
     wanted = batch.names_read - {a.name for a in batch.assignments}  # perhaps misspelt: E314
-    unused = [a for a in batch.assignments if _is_unused(subject, a, code)]
+    mentions, set_times = Counter(_NAME.findall(code)), Counter(_SET.findall(code))
+    only_set = {name for name, times in mentions.items() if times == set_times[name]}
+    unused = [a for a in batch.assignments if a.name in only_set and _has_no_effect(subject, a)]
+    unused = unused[:_MOST]
     unused = [a for a in unused if not difflib.get_close_matches(a.name, wanted, 1, _ALIKE)]
     names = list(dict.fromkeys(a.name for a in unused))
     if 0 < len(names) <= _FEW:  # more are a list to choose from
@@ -76,15 +83,12 @@ def find_unused(subject: Subject) -> Iterator[Hit]:
         )
 
 
-def _is_unused(subject: Subject, assignment: Assignment, code: str) -> bool:
-    name = assignment.name
-    value = assignment.value
+def _has_no_effect(subject: Subject, assignment: Assignment) -> bool:
+    """Tell whether an assignment does nothing if the script does not read the variable."""
+    name, value = assignment.name, assignment.value
     if name in subject.exported or len(name) < _SHORTEST or value.commands or value.text == "$!":
         return False
-    if name in OF_PROGRAMS or _OF_BASH.fullmatch(name) or _INHERITED.fullmatch(name):
-        return False
-    mentions = len(re.findall(rf"(?<![\w-]){name}(?!\w)", code))
-    return mentions == len(re.findall(rf"(?m)(?:^|[;&({{]|\bthen|\bdo|\belse)[ \t]*{name}=", code))
+    return not (name in OF_PROGRAMS or _OF_BASH.fullmatch(name) or _INHERITED.fullmatch(name))
 
 
 def _code(batch: Shell) -> str:

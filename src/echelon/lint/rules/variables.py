@@ -205,6 +205,8 @@ def _set_later(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job or batch.suspect or sources_others(subject):
         return
     told = set[str]()
+    # The first of several assignments remains.
+    set_at = {a.name: a.line for a in sorted(batch.assignments, key=lambda a: -a.line)}
     commands = [c for c in batch.commands if not c.repeated and not c.function]
     words = [(c.line, word) for c in commands for word in c.words]
     words += [(a.line, a.value) for a in batch.assignments if a.certain]
@@ -213,8 +215,7 @@ def _set_later(subject: Subject) -> Iterator[Hit]:
             name = use.name
             if use.guarded or name in told:
                 continue
-            set_at = [a.line for a in batch.assignments if a.name == name]
-            first = min(set_at, default=0)
+            first = set_at.get(name, 0)
             own = name.upper() != name or name not in subject.exported
             if first > max(use.line, line) and own and _only_assigned(batch.text, name):
                 told.add(name)
