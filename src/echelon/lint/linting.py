@@ -43,6 +43,7 @@ from echelon.lint.rules import (
     start,
     statuses,
     syntax,
+    values,
     variables,
     world,
 )
@@ -51,7 +52,14 @@ from echelon.lint.subject import Subject, read_subject
 from echelon.lint.unfinished import is_filled_in, is_unfinished
 
 THEMES = {
-    "`#SBATCH` directives": (directive_lines, amounts, no_gpus, placeholders, pointless),
+    "`#SBATCH` directives": (
+        directive_lines,
+        amounts,
+        values,
+        no_gpus,
+        placeholders,
+        pointless,
+    ),
     "Launching": (
         start,
         idle,

@@ -16,7 +16,7 @@ from unit.lint.test_rules import example_files
 GOLDEN = Path(__file__).parents[2] / "golden/lint"
 FIXED = {
     *("E101", "E104", "E105", "E108", "E109", "E111", "E208", "E209"),
-    *("E312", "E401", "E408", "E601"),
+    *("E121", "E312", "E401", "E408", "E601"),
 }
 """The rules whose example has a safe fix."""
 

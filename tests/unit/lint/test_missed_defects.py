@@ -9,26 +9,6 @@ from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
 
 @pytest.mark.parametrize(
-    ("signal", "found"),
-    [
-        ("B:TERM@00:30", True),
-        ("USR1@120s", True),
-        ("B:@60", True),
-        ("B,USR1@60", True),
-        ("B:USR1@60", False),
-        ("SIGUSR1@90", False),
-        ("BR:USR1@60", False),
-        ("R:12@60", False),
-        ("USR1", False),
-        ("$SIGNAL", False),  # E106
-    ],
-)
-def test_signals_that_sbatch_rejects(signal, found):
-    head = f"#!/bin/bash\n#SBATCH --signal={signal}\n"
-    assert (("E105", "error") in codes("python a.py\n", head)) == found
-
-
-@pytest.mark.parametrize(
     ("nodes", "names", "found"),
     [
         ("1", "n[1-3]", True),
@@ -185,15 +165,6 @@ def test_templates_with_other_marks(marks):
 )
 def test_more_endings_that_hide_a_failure(body, found):
     assert (("E507", "warning") in codes(body, a="print(1)\n")) == found
-
-
-@pytest.mark.parametrize(
-    ("gres", "found"),
-    [("gpu=2", True), ("gpu:a100=2", True), ("gpu:2", False), ("gpu:a100:2,shard:1", False)],
-)
-def test_generic_resources_that_sbatch_rejects(gres, found):
-    head = f"#!/bin/bash\n#SBATCH --gres={gres}\n"
-    assert (("E105", "error") in codes("python a.py\n", head)) == found
 
 
 @pytest.mark.parametrize(

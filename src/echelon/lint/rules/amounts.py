@@ -27,8 +27,17 @@ _LIKE_HOURS = frozenset({"4", "6", "8", "12", "24", "36", "48", "72", "96"})
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
+    {"ntasks-per-gpu", "gpus-per-task"},
+    {"ntasks-per-gpu", "ntasks-per-node"},
 ]
 _PLAIN = pattern(r"[0-9]{1,9}")
+_NODES = pattern(r"(?i)-?\d+[km]?(?:-\d+[km]?)?|[\d:,-]*\d[,:][\d:,-]*")
+"""A number, a range, or a list, which newer versions of Slurm accept."""
+_NUMBERS = (
+    *("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu"),
+    *("cpus-per-task", "cpus-per-gpu", "mincpus", "threads-per-core", "cores-per-socket"),
+    "sockets-per-node",
+)
 _ASKED_TWICE = (
     "From Slurm 26.05 on, {program} rejects `--gres=gpu` together with `--gpus-per-node`."
 )
@@ -87,8 +96,17 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
 
 
 def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
-    options = ("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu")
-    for item in _given(subject, *options):
+    for item in _given(subject, "nodes"):
+        low, _, high = item.value.partition("-")
+        inverted = _PLAIN.fullmatch(low) and _PLAIN.fullmatch(high) and int(high) < int(low)
+        if inverted or not _NODES.fullmatch(item.value):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"'{item.value}' is not a valid number of nodes. sbatch rejects the script.",
+                fix="#SBATCH --nodes=2  # or a range: --nodes=2-4",
+                severity=_of_token(subject, item.value),
+            )
+    for item in _given(subject, *_NUMBERS):
         if not re.fullmatch(r"[0-9]+", item.value) or not item.value.strip("0"):
             yield Hit(
                 at=Place(subject.path, item.line),
@@ -124,10 +142,11 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
 def _given(subject: Subject, *options: str) -> list[Directive]:
     """Return the given options, except missing values, variables and placeholders.
 
-    These have their own rules.
+    These have their own rules, as has an equals sign at the start.
     """
-    given = (item for item in subject.directives.items if item.option in options)
-    return [i for i in given if i.value and "$" not in i.value and not is_placeholder(i)]
+    given = (i for i in subject.directives.items if i.option in options and i.value.strip("="))
+    plain = (i for i in given if "$" not in i.value and not i.value.startswith("="))
+    return [item for item in plain if not is_placeholder(item)]
 
 
 def find_contradictions(subject: Subject) -> Iterator[Hit]:
@@ -155,6 +174,50 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
             yield Hit(at=Place(path, total.line), what=what, fix=fix)
     yield from _too_many_names(subject)
     yield from _contradicting_gpus(subject, nodes)
+    yield from _mixed_types(subject)
+    yield from _without_counterpart(subject)
+
+
+def _mixed_types(subject: Subject) -> Iterator[Hit]:
+    """Find GPUs that one option requests with their type, and another one without."""
+    found: dict[bool, Directive] = {}
+    for item in _given(subject, "gpus", "gpus-per-node", "gres"):
+        entries = list_gres_gpus(item.value) if item.option == "gres" else [f"gpu:{item.value}"]
+        typed = {bool(re.search(r":[A-Za-z]", entry)) for entry in entries}
+        if len(typed) == 1 and "," not in item.value:
+            found[typed.pop()] = item
+    if len(found) > 1 and found[True].option != found[False].option:
+        first, last = sorted(found.values(), key=lambda item: item.line)
+        yield Hit(
+            at=Place(subject.path, last.line),
+            what=f"`--{first.option}={first.value}` (line {first.line}) and "
+            f"`--{last.option}={last.value}` request GPUs with and without their type. sbatch "
+            "rejects the script.",
+            fix=f"remove line {first.line} or this line",
+        )
+
+
+def _without_counterpart(subject: Subject) -> Iterator[Hit]:
+    """Find amounts per task or per GPU in a script that requests neither tasks nor GPUs."""
+    given = {item.option for item in subject.directives.items}
+    per_task = subject.directives.last("gpus-per-task")
+    if per_task and not given & {"gpus", "ntasks", "nodes", "ntasks-per-node"}:
+        yield Hit(
+            at=Place(subject.path, per_task.line),
+            what="`--gpus-per-task` needs a number of tasks. sbatch rejects the script unless the "
+            "command line has one.",
+            fix="#SBATCH --ntasks=1",
+            severity=WARNING,
+        )
+    per_gpu = subject.directives.last("mem-per-gpu")
+    if per_gpu and not any(o in ("gres", "tres-per-task") or o.startswith("gpus") for o in given):
+        yield Hit(
+            at=Place(subject.path, per_gpu.line),
+            what="`--mem-per-gpu` needs GPUs, and the script requests none. sbatch rejects it "
+            "unless the command line does.",
+            fix="#SBATCH --gpus-per-node=…",
+            severity=WARNING,
+        )
 
 
 def _too_many_names(subject: Subject) -> Iterator[Hit]:

@@ -16,7 +16,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
-from echelon.lint.rules.placeholders import is_placeholder, placeholder_in
+from echelon.lint.rules.placeholders import placeholder_in
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
 
@@ -26,7 +26,8 @@ _GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
 _NEVER_EMPTY = frozenset(
     {
         *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu"),
-        *("mem", "mem-per-cpu", "time", "gres", "partition", "nodelist"),
+        *("mem", "mem-per-cpu", "mem-per-gpu", "time", "time-min", "gres", "partition"),
+        *("nodelist", "mail-type", "distribution", "begin", "open-mode", "hint", "signal"),
     }
 )
 """Options whose empty value sbatch 22.05 rejects, as tried; it ignores other empty options."""
@@ -35,12 +36,10 @@ _MISSPELT = pattern(
     r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|SBACH|BATCH|Sbatch)\s+-|"
     r"#sbatch\s+-(?!.*[\s/]\S+\.(sh|bash|sbatch|slurm|job)\b)"  # how to submit a script
 )
-_SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
-"""A signal, and the seconds before the time limit at which Slurm sends it."""
 _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 """A line of a template, which another program replaces."""
 _SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
-_WITH_NOTE = pattern(r"#SBATCH\s+-\S+ [A-Za-z]+ [A-Za-z ]+$")
+_WITH_NOTE = pattern(r"#SBATCH\s+-\S+(?: [A-Za-z]+){2,}\s*$")
 """A directive with a sentence behind it."""
 _WITHOUT_HASH = pattern(r"SBATCH\s+--?[a-zA-Z]")
 _ONE_DASH = pattern(r"(?<=\s)(-)(\w[\w-]+)(?=[\s=]|$)")
@@ -63,7 +62,7 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     late = any(text.startswith("#SBATCH -") and not column for _, text, column in comments)
     if not (subject.is_job or late) or lines[0].startswith("#!"):
         return
-    later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
+    later = next((n for n, line in enumerate(lines, 1) if _SHEBANG.match(line)), 0)
     if not later and any(line.startswith("#SBATCH") and placeholder_in(line) for line in lines):
         return  # a part from which another program makes a script
     if not later and _goes_through_another(lines, subject.path):
@@ -209,36 +208,17 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
             edits=edits,
         )
     for item in subject.directives.items:
+        written = "=" in lines[item.line - 1]
         empty = item.value == "" or (item.option == "gres" and item.value.endswith(":"))
-        if item.option not in _NEVER_EMPTY or not empty or "=#" in lines[item.line - 1]:
+        if not empty or "=#" in lines[item.line - 1]:
             continue  # =#NAME# is a placeholder, which E116 reports
-        yield Hit(
-            at=Place(subject.path, item.line),
-            what="The option has no value. sbatch rejects the script.",
-            fix=f"#SBATCH --{item.option}=…",
-            severity=WARNING if "=" in lines[item.line - 1] else None,  # a form to fill in
-        )
-    yield from _bad_signals(subject)
-    for item in subject.directives.items:
-        if item.option == "gres" and re.fullmatch(r"[\w:.-]+=\d+", item.value):
+        if item.option in _NEVER_EMPTY if written else item.option in SBATCH.valued:
             yield Hit(
                 at=Place(subject.path, item.line),
-                what=f"'{item.value}' is not a valid resource. The number follows a colon. sbatch "
-                "rejects the script.",
-                fix=f"#SBATCH --gres={item.value.replace('=', ':')}",
-            )
-
-
-def _bad_signals(subject: Subject) -> Iterator[Hit]:
-    for item in subject.directives.items:
-        if item.option != "signal" or "$" in item.value or is_placeholder(item):
-            continue
-        if not _SIGNAL.fullmatch(item.value):
-            yield Hit(
-                at=Place(subject.path, item.line),
-                what=f"'{item.value}' is not a valid signal. The time after `@` is a number of "
-                "seconds. sbatch rejects the script.",
-                fix="#SBATCH --signal=B:USR1@120",
+                what="The option has no value. sbatch rejects the script"
+                + ("." if written else ", or takes the next directive as the value."),
+                fix=f"#SBATCH --{item.option}=…",
+                severity=WARNING if written else None,  # a form to fill in
             )
 
 
