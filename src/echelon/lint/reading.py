@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, pairwise, zip_longest
 
 import tree_sitter_bash
@@ -37,12 +37,20 @@ _OPERATOR = pattern(r"[|;&<>`]|\$\(")
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000
 _LONGEST_PIPE = 20
+_TREES = 4
+"""How many syntax trees to keep."""
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 
 
 @cache
 def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
+
+
+@lru_cache(maxsize=_TREES)
+def parse_bash(text: str) -> Node:
+    """Return the root of the syntax tree."""
+    return _parser().parse(text.encode()).root_node
 
 
 def read_shell(

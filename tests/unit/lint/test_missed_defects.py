@@ -340,7 +340,7 @@ def test_options_with_values_after_a_broken_line(after, found):
         ("status=$?\necho $status\nexit $status", False),
         ("if [ $? -ne 0 ]; then exit 1; fi\necho done", False),
         ("[ $? -eq 0 ] || exit 1\necho done", False),
-        ("echo $? > status; exit $?", False),
+        ("echo $? > status; exit $?", True),
     ],
 )
 def test_an_exit_status_that_is_only_printed(rest, found):

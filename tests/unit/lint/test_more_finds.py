@@ -494,11 +494,11 @@ def test_a_handler_that_waits_for_a_command(signal, run, found):
         ("python -m pip install a\nrun_all --fast\necho done\n", False),
         ("for i in 1 2; do\n{run}\ndate\ndone\n", True),
         ("{run}\nif [ -f a ]; then cp a b; fi\ndate\n", True),
-        ("{run}\nif [ -f a ]; then date; fi\n", False),
+        ("{run}\nif [ -f a ]; then date; fi\n", True),
         ("set -e\n{run}\ncp best.pt /home/me\necho copied\n", False),
         ("{run}\nscancel $SLURM_JOB_ID\n", True),
         ("{run}\nscancel $OTHER\n", False),
-        ("{run}\nscancel $OTHER\necho done\n", False),
+        ("{run}\nscancel $OTHER\necho done\n", True),
     ],
 )
 def test_what_hides_a_failure(end, found):
@@ -610,7 +610,7 @@ def test_memory_without_a_unit(memory, body, found):
         ("python a.py || exit 1\necho done\n", False),
         ("python a.py\n[ -f x ] || exit 1\necho done\n", False),
         ("mkdir x\necho $?\npython a.py\necho done\n", True),
-        ("python a.py\ncode=$?\necho done\n", False),
+        ("python a.py\ncode=$?\necho done\n", True),
     ],
 )
 def test_only_what_follows_a_program_decides(body, found):
@@ -629,7 +629,7 @@ def test_words_that_start_other_nodes(word):
     [
         ("python a.py &\npid=$!\nwait $pid\necho done\n", "warning"),
         ("trap 'kill $pid' TERM\npython a.py &\npid=$!\nwait $pid\necho done\n", "warning"),
-        ("trap 'echo failed' ERR\npython a.py\necho done\n", None),
+        ("trap 'echo failed' ERR\npython a.py\necho done\n", "warning"),
         ("python a.py &\npid=$!\nwait $pid || exit 1\necho done\n", None),
         ("python a.py\nrmdir tmp\n", "advice"),
         ("python a.py\ncp best.pt /home/me\n", "advice"),

@@ -40,6 +40,7 @@ def test_a_directive_is_an_error_if_sbatch_rejects_it(directive, accepted):
         ("--mail-type=END,FAILED", ("E121", "advice")),
         ("--gpus=gpu:2", ("E121", "warning")),  # the type may be called so
         ("--gpus-per-task=1", ("E114", "warning")),  # -n may be on the command line
+        ("--gres=gpu=2", ("E121", "warning")),  # newer versions accept it
         ("--mem-per-gpu=8G", ("E114", "warning")),
         ("--output", ("E105", "error")),
         ("--cpus-per-task=", ("E105", "warning")),

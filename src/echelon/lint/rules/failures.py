@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.exit_status import endings
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
@@ -55,6 +56,8 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     if not background or len(bare) != len(waits):
         return
     ended = [c.line for c in batch.commands if c.name in ("kill", "pkill", "scancel")]
+    if any(_is_noticed(batch, command) for command in background):
+        return
     for wait in bare[-1:]:
         if any(background[-1].line < line <= wait.line for line in ended):
             continue  # the script has ended them itself
@@ -67,6 +70,12 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
                 'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
                 severity=severity,
             )
+
+
+def _is_noticed(batch: Shell, command: Command) -> bool:
+    """Tell whether the script may fail if a command fails."""
+    ends = endings(batch.text, command.line, command.name) if command.path == batch.path else ()
+    return not all(end.succeeds for end in ends or ())
 
 
 def _is_helper(command: Command) -> bool:
@@ -198,6 +207,9 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         script = runs_script(command) and not command.substituted and not command.background
         other = into == ("tee",) and not (command.substituted or command.background)
         other = other and command.name not in _NOT_WORK
+        noticed = (known or script or other) and _is_noticed(batch, command)
+        if noticed:
+            continue
         if ((known or script) and into and into[0] not in _HARMLESS_PIPES) or other:
             yield Hit(
                 at=command,

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from echelon.lint.bash import Command, Shell, Word
+from echelon.lint.exit_status import Ending, endings
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -102,10 +103,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if any(starts(c) or _works(batch, c) for c in batch.commands):
         plain = [c for c in batch.commands if not c.substituted and not c.function]
         yield from find_constant_failure(batch, plain)
-    if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
-        known = [c for c in batch.commands if starts(c) or runs_script(c)]
-        yield from _tolerated(batch, [c for c in known if not c.substituted])
-        return
+        yield from _cancelled(plain)
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
         return
     hits = list(_lost(subject, batch))
@@ -113,66 +111,49 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     yield from (hit for hit in hits if not (hidden and hit.severity is ADVICE))
 
 
+def _cancelled(plain: list[Command]) -> Iterator[Hit]:
+    """Find a job that cancels itself at its end."""
+    end = plain[-1] if plain else None
+    own = end is not None and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text)
+    if end is not None and own and end.name == "scancel" and end.certain:
+        yield Hit(
+            at=end,
+            what="The job is always CANCELLED, whether it succeeds or not, because scancel cancels "
+            "it.",
+            fix="remove this line: a job ends with its script",
+        )
+
+
 def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
-    decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
-    if plain and plain[-1].text == "exit" and plain[-1].certain:
-        end = plain.pop()  # it keeps the status of the command before
-        decides = [c for c in decides if c is not end]
-    functions = training_functions(batch) - {c.function for c in decides}
+    functions = training_functions(batch)
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or runs_script(c)}
     run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
     run |= {id(c) for c in plain if _runs_program(c)}
-    if any(c.background for c in plain if id(c) in run):
-        run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
     run -= {id(c) for c in plain if _installs(c)}
-    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
-    if last is None:
-        hits = list(_always_succeeds(batch, plain, decides))
-        if not any(map(_uses_status, batch.text.split("\n"))) and not _traps(batch):
-            hits = hits or list(_ignored(batch, plain))
-        yield from hits or _tolerated(batch, _work(batch, plain, run))
-        return
-    command, after = plain[last], plain[last + 1 :]
-    rest = batch.text.split("\n")[command.line - 1 :]
-    told = any(map(_uses_status, rest)) or _traps(batch)
-    if told or any(c in decides and c.text != "exit 0" for c in after):
-        yield from _unasked(batch, [c for c in plain[: last + 1] if id(c) in run])
-        return
-    programs = run & (launched | {id(c) for c in plain if _runs_program(c)})
-    hits = list(_continued(batch, plain[: last + 1], programs))
-    if after and not command.background and not command.piped_into:
-        hits += _hidden(batch, command, after, plain)
-    hits = hits or [*_in_loop(command), *_tolerated(batch, _work(batch, plain, run))]
-    yield from hits or _ignored(batch, plain)
+    inside = [c for c in batch.commands if c.function and starts(c) and not c.substituted]
+    known = [c for c in plain if id(c) in run and c.name not in functions]
+    known = sorted([*known, *inside], key=lambda c: c.line)
+    lost = [(c, ends) for c in known if (ends := _succeeding(batch, c))]
+    unseen = [(c, ends) for c, ends in lost if not any(e.handled or e.lost_in for e in ends)]
+    hits = list(_continued(unseen, [c for c in known if id(c) in launched or _runs_program(c)]))
+    for command, ends in unseen[-1:]:
+        hits += _hidden(batch, command, ends, plain)
+    if not known:
+        hits += _always_succeeds(batch, plain)
+    hits = hits or [*_in_loop(batch, known[-1:])] or [*_ignored(batch, plain)]
+    yield from hits or _tolerated(batch, _work(batch, plain, run))
+
+
+def _succeeding(batch: Shell, command: Command, *, once: bool = False) -> tuple[Ending, ...]:
+    """Return the ends of the script if a command fails, if it succeeds in all of them."""
+    ends = endings(batch.text, command.line, command.name, once=once) or ()
+    return ends if all(end.succeeds for end in ends) else ()
 
 
 def _work(batch: Shell, plain: list[Command], run: set[int]) -> list[Command]:
     return [c for c in plain if id(c) in run or (_works(batch, c) and not _installs(c))]
-
-
-def _unasked(batch: Shell, work: list[Command]) -> Iterator[Hit]:
-    """Find a program before the one whose status the script uses."""
-    lines = batch.text.split("\n")
-    for command, following in pairwise(work):
-        between = lines[command.line - 1 : following.line - 1]
-        asked = any(map(_uses_status, between)) or any("||" in line for line in between)
-        if command.unchecked and not command.background and not asked and between:
-            yield Hit(
-                at=command,
-                what=f"If this command fails, the script continues with line {following.line}. The "
-                "job does not have its status.",
-                fix=_ERREXIT_FIX,
-                severity=ADVICE,
-            )
-            return
-
-
-def _uses_status(line: str) -> bool:
-    """Tell whether a line does something with an exit status, other than to print it."""
-    used = re.search(r"\$\?|PIPESTATUS", line)
-    return used is not None and not re.match(r"\s*(?:echo|printf)\b[^;&|]*$", line)
 
 
 def _turns_errexit_on(subject: Subject, command: Command) -> bool:
@@ -206,35 +187,27 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
 
 
 def _hidden(
-    batch: Shell, command: Command, after: list[Command], plain: list[Command]
+    batch: Shell, command: Command, ends: tuple[Ending, ...], plain: list[Command]
 ) -> Iterator[Hit]:
-    """Find a command whose status is not that of the job."""
-    end = after[-1]
-    sure = command.unchecked and (end.certain or (end.looped and command.looped))
-    if not sure or end.background:
+    """Report a command whose status is not that of the job."""
+    line = max(end.line for end in ends)
+    last = next((c for c in reversed(plain) if c.line <= line), command)
+    serves = last.text == "wait" and any(SERVER.search(c.text) for c in plain if c.background)
+    if last.background or serves:
         return
-    if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
+    quiet = last.name in _ENDING and not _lists(last) and not _may_fail(batch, last)
+    if last.line != line or quiet or _copies_anyway(last, plain) or last.text == "wait":
+        what = _shown(last) if last.line == line else "a command"
         yield Hit(
             at=command,
-            what=f"The job is always CANCELLED, whether this command fails or not, because scancel "
-            f"(line {end.line}) cancels it.",
-            fix=f"remove line {end.line}: a job ends with its script",
-        )
-    elif not any(c.name in _ENDS_JOB for c in after) and (
-        (end.name in _ENDING and not _lists(end) and not _may_fail(batch, end))
-        or _copies_anyway(end, plain)
-        or _waits_for_nothing(end, plain)
-    ):
-        yield Hit(
-            at=command,
-            what=f"The job is COMPLETED even if this command fails, because "
-            f"{_shown(end)} (line {end.line}) succeeds afterwards.",
+            what=f"The job is COMPLETED even if this command fails, because {what} (line {line}) "
+            "succeeds afterwards.",
             fix=_ERREXIT_FIX,
         )
-    elif end.name in _COPIES | {"rmdir", "ls"} and end.certain:
+    elif last.name in _COPIES | {"rmdir", "ls"}:
         yield Hit(
             at=command,
-            what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
+            what=f"The job has the status of {last.name} (line {line}), not of this command.",
             fix=_ERREXIT_FIX,
             severity=ADVICE,
         )
@@ -248,20 +221,26 @@ def _may_fail(batch: Shell, end: Command) -> bool:
     return bool(_KERNEL_FILE.search(batch.text.split("\n")[end.line - 1]))
 
 
-def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command]) -> Iterator[Hit]:
+def _always_succeeds(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
     """Find a program that lint does not know, in a script that ends with `exit 0`."""
     end = plain[-1] if plain else None
-    if end is None or end.text != "exit 0" or decides != [end] or "$?" in batch.text:
+    if end is None or end.text != "exit 0":
         return
     programs = [c for c in plain if c.certain and not c.background and not c.piped_into]
     programs = [c for c in programs if c.name not in _ENDING | _ASIDE | _PREPARES]
-    for command in programs[-1:]:
+    for command in programs[-1:] if _unseen(batch, programs[-1:]) else ():
         yield Hit(
             at=command,
             what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
             f"{end.line}) succeeds afterwards.",
             fix=f"remove line {end.line}",
         )
+
+
+def _unseen(batch: Shell, commands: list[Command]) -> list[Command]:
+    """Return the commands whose failure nothing looks at, in a script that then succeeds."""
+    found = ((c, _succeeding(batch, c)) for c in commands)
+    return [c for c, ends in found if ends and not any(e.handled or e.lost_in for e in ends)]
 
 
 def _is_work(program: Word) -> bool:
@@ -278,36 +257,17 @@ def _runs_program(command: Command) -> bool:
     )
 
 
-def _in_loop(command: Command) -> Iterator[Hit]:
-    """Find the last program of a script, if it runs several times."""
-    if command.looped and not command.background and not command.piped_into:
-        yield Hit(
-            at=command,
-            what=_LOOP_CONTINUES,
-            fix=_ERREXIT_FIX,
-            severity=ADVICE,
-        )
-
-
-def _traps(batch: Shell) -> bool:
-    """Tell whether a script has a trap that decides its status when it fails or ends."""
-    traps = (c for c in batch.commands if c.name == "trap" and len(c.words) > _SHORTEST_TRAP)
-    return any(
-        word.text == "ERR" or (word.text in _ENDS and _exits(batch, trap.words[1].text))
-        for trap in traps
-        for word in trap.arguments[1:]
-    )
-
-
-def _exits(batch: Shell, handler: str) -> bool:
-    """Tell whether the handler of a trap calls `exit`, or a function that does."""
-    names = set(re.findall(r"[\w-]+", handler))
-    return "exit" in names or any(c.name == "exit" and c.function in names for c in batch.commands)
-
-
-def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
-    """Tell whether a command is `wait` in a script that starts nothing in the background."""
-    return command.text == "wait" and not any(c.background for c in commands)
+def _in_loop(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
+    """Find programs whose first failure in a loop is lost."""
+    for command in commands:
+        once = _succeeding(batch, command, once=True) if command.repeated else ()
+        if once and not any(end.handled or end.lost_in for end in once):
+            yield Hit(
+                at=command,
+                what=_LOOP_CONTINUES,
+                fix=_ERREXIT_FIX,
+                severity=ADVICE,
+            )
 
 
 def _lists(command: Command) -> bool:
@@ -347,8 +307,9 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
         return
     main = [c for c in batch.commands if not _installs(c)]
     only = not any(starts(c) or _works(batch, c) or runs_script(c) for c in main)
-    work = [c for c in plain if c.unchecked and not c.background]
-    work = [c for c in work if (only or _works(batch, c)) and only is _installs(c)]
+    able = [c for c in plain if not c.background and (only or _works(batch, c))]
+    able = [c for c in able if only is _installs(c)]
+    work = _unseen(batch, able)
     # A command in a branch may be the last one.
     always = max((c.line for c in plain if c.certain and not c.background), default=0)
     lost = [c for c in work if c.line < always]
@@ -367,7 +328,7 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             "If this command fails, the script continues. The job has the status of its last "
             f"command (line {end.line})."
         )
-    elif repeated := [c for c in work if c.repeated]:
+    elif repeated := [c for c in able if any(_in_loop(batch, [c]))]:
         command, what = repeated[-1], _LOOP_CONTINUES
     else:
         return
@@ -403,7 +364,8 @@ def _tolerated(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
         rest = lines[command.line - 1 :]
         more = list(takewhile(lambda line: line.endswith("\\"), rest))
         found = _OR_TRUE.search(rest[len(more)]) if len(more) < len(rest) else None
-        if found and not command.unchecked and not command.function:
+        ends = _succeeding(batch, command) if found else ()
+        if found and ends and all(end.handled for end in ends):
             yield Hit(
                 at=command,
                 what=f"The job is COMPLETED even if this command fails, because of `{found[1]}`.",
@@ -413,17 +375,22 @@ def _tolerated(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
             return
 
 
-def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:
-    """Find programs that run one after the other, whether they succeed or not."""
-    run = [c for c in commands if id(c) in launched and c.certain and not c.background]
-    if len(run) > 1 and "errexit" not in batch.settings and run[0].name not in _SPREADS:
-        yield Hit(
-            at=run[0],
-            what=f"If this command fails, the script continues with line {run[1].line}. The job "
-            "has the status of its last command.",
-            fix="set -e  # near the top of the script, or join the commands with &&",
-            severity=ADVICE,
-        )
+def _continued(
+    lost: list[tuple[Command, tuple[Ending, ...]]], programs: list[Command]
+) -> Iterator[Hit]:
+    """Find a program after which another one runs, whether it succeeds or not."""
+    others = {c.line for c in programs}
+    for command, ends in lost:
+        following = [c for c in programs if c.line > command.line]
+        if following and command in programs and {end.line for end in ends} <= others:
+            yield Hit(
+                at=command,
+                what=f"If this command fails, the script continues with line {following[0].line}. "
+                "The job has the status of its last command.",
+                fix="set -e  # near the top of the script, or join the commands with &&",
+                severity=ADVICE,
+            )
+            return
 
 
 RULES = (

@@ -62,6 +62,14 @@ def find_bad_values(subject: Subject) -> Iterator[Hit]:
             yield _rejected(subject, item, *problem)
         elif item.option == "mail-type":
             yield from _unknown_events(subject, item)
+        elif item.option == "gres" and re.fullmatch(r"[\w:.-]+=\d+", item.value):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"sbatch of older versions, such as 22.05, rejects '{item.value}': the number "
+                "follows a colon.",
+                fix=f"#SBATCH --gres={item.value.replace('=', ':')}",
+                severity=WARNING,
+            )
         elif item.option.startswith("gpus") and item.value.startswith("gpu:"):
             yield Hit(
                 at=Place(subject.path, item.line),
@@ -153,9 +161,7 @@ def _bad_gres(value: str) -> tuple[str, str] | None:
                 "The type of a GPU comes before the number",
                 f"--gres=gpu:{found[2]}:{found[1]}",
             )
-        if re.fullmatch(r"[\w:.-]+=\d+", entry):
-            return f"The number in '{entry}' follows a colon", f"--gres={entry.replace('=', ':')}"
-        if not entry or _NO_NAME.fullmatch(entry):
+        if _NO_NAME.fullmatch(entry):
             number = re.search(r"\d+", entry)
             return f"'{value}' names no resource", f"--gres=gpu:{number[0] if number else 1}"
     return None
