@@ -16,6 +16,92 @@ def whats(body, code, head=JOB, **beside):
     return [f.what for f in found if f.code == code]
 
 
+# --- variables ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "found"),
+    [
+        ("", 'echo "GPU: $CUDA_VISIBLE_DEVICES"', True),
+        ("", "gpus=$CUDA_VISIBLE_DEVICES", True),
+        ("#SBATCH --partition=long\n", "echo $CUDA_VISIBLE_DEVICES", True),
+        ("#SBATCH --gres=gpu:1\n", "echo $CUDA_VISIBLE_DEVICES", False),
+        ("#SBATCH --partition=gpu-long\n", "echo $CUDA_VISIBLE_DEVICES", False),
+        ("# sbatch --gres=gpu:1 job.sh\n", "echo $CUDA_VISIBLE_DEVICES", False),
+        ("", "echo ${CUDA_VISIBLE_DEVICES:-none}", False),
+        ("", 'if [ -n "${GPU:-}" ]; then echo $CUDA_VISIBLE_DEVICES; fi', False),
+        ("", "export CUDA_VISIBLE_DEVICES=0\necho $CUDA_VISIBLE_DEVICES", False),
+        ("", "set +u\necho $CUDA_VISIBLE_DEVICES", False),
+        ("", "set +o nounset\necho $CUDA_VISIBLE_DEVICES", False),
+        ("", "set +u\nset -u\necho $CUDA_VISIBLE_DEVICES", True),
+    ],
+)
+def test_the_gpus_of_a_job_without_any_stop_bash(head, line, found):
+    said = whats(f"set -euo pipefail\n{line}\npython a.py\n", "E314", JOB + head)
+    assert any("requests no GPUs" in what for what in said) == found
+
+
+def test_without_set_u_the_gpus_of_a_job_without_any_are_empty():
+    assert whats("echo $CUDA_VISIBLE_DEVICES\npython a.py\n", "E314") == []
+
+
+def test_a_sourced_file_may_set_the_gpus():
+    texts = {"job.sh": "", "env.sh": "export CUDA_VISIBLE_DEVICES=\n"}
+    body = "set -u\nsource $ROOT/env.sh\necho $CUDA_VISIBLE_DEVICES\n"
+    found = lint(JOB + body, path="job.sh", files=TextFiles(texts), programs=SlurmOf())
+    assert "E314" not in [f.code for f in found]
+
+
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        ("set -u\n", ["With `set -u`, bash stops here unless sbatch gets `--array`"]),
+        ("", []),
+        ("set -u\nset +u\n", []),
+    ],
+)
+def test_a_printed_index_without_a_job_array(start, what):
+    said = whats(f'{start}echo "task $SLURM_ARRAY_TASK_ID"\npython a.py\n', "E407")
+    assert [text.partition(",")[0] for text in said] == [text.partition(",")[0] for text in what]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python a.py --out=$folder",
+        "python a.py folder=$folder",
+        "python a.py \\\n    folder=$folder",
+        "# select or read one\npython a.py $folder",
+        'read -r other < file\npython a.py "$folder" $other',
+        "declare -A table\npython a.py $folder",
+        'eval "$(conda shell.bash hook)"\npython a.py $folder',
+    ],
+)
+def test_a_name_in_lower_case_that_nothing_sets(body):
+    assert codes(f"{body}\n").count(("E314", "advice")) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "read -r folder < file\npython a.py $folder",
+        "for folder in a b; do python a.py $folder; done",
+        "while read -r name folder; do python a.py $folder; done < list",
+        'declare "$1=$2"\npython a.py $folder',
+        "export $(grep -v '^#' .env | xargs)\npython a.py $folder",
+        'eval "$(python settings.py)"\npython a.py $folder',
+        'eval "$name=3"\npython a.py $folder',
+        "(( folder = 3 ))\npython a.py $folder",
+        "A=1 folder=b bash -c 'python a.py $folder'",
+        "if true; then folder=b; fi\npython a.py $folder",
+        "set -- a; trap 'folder=b' USR1\npython a.py $folder",
+        "mapfile -t folder < list\npython a.py ${folder[0]}",
+    ],
+)
+def test_a_name_in_lower_case_that_something_may_set(body):
+    assert "E314" not in [code for code, _ in codes(f"{body}\n")]
+
+
 # --- paths ----------------------------------------------------------------------------------
 
 
