@@ -102,6 +102,24 @@ def test_a_name_in_lower_case_that_something_may_set(body):
     assert "E314" not in [code for code, _ in codes(f"{body}\n")]
 
 
+# --- directives -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("--gres=gpu:1 --gres=shard:4", True),
+        ("--mem=4G -N 1 --mem=8G", True),
+        ("--gres=gpu:1,shard:4", False),
+        ("--mem=4G --mem=4G", False),
+        ("--mail-type=END --mail-type=FAIL", False),
+    ],
+)
+def test_an_option_twice_in_a_line(line, found):
+    said = whats("python a.py\n", "E107", f"#!/bin/bash\n#SBATCH {line}\n")
+    assert any("earlier in this line" in what for what in said) == found
+
+
 # --- paths ----------------------------------------------------------------------------------
 
 
