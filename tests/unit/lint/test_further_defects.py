@@ -120,6 +120,44 @@ def test_an_option_twice_in_a_line(line, found):
     assert any("earlier in this line" in what for what in said) == found
 
 
+# --- secrets and environments ---------------------------------------------------------------
+
+KEY = "a1b2c3d4e5f6a7b8c9d0e1f2"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (f'export WANDB_API_KEY="${{WANDB_API_KEY:-{KEY}}}"', True),
+        (f': "${{WANDB_API_KEY:=wandb_v1_{KEY}}}"', True),
+        (f"python a.py ${{HF_TOKEN-{KEY}}}", True),
+        (f"# export WANDB_API_KEY=${{WANDB_API_KEY:-{KEY}}}", False),
+        (f"export GIT_COMMIT=${{GIT_COMMIT:-{KEY}}}", False),
+        (f"export WANDB_API_KEY=${{WANDB_API_KEY:-dummy{KEY}}}", False),
+        ("export WANDB_API_KEY=${WANDB_API_KEY:-put_the_name_of_a_file}", False),
+        ("export WANDB_API_KEY=${WANDB_API_KEY:-$OTHER}", False),
+        ("export WANDB_API_KEY=${WANDB_API_KEY:-}", False),
+    ],
+)
+def test_a_secret_as_the_default_of_a_variable(line, found):
+    assert (("E406", "warning") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("module use /opt/modulefiles", True),
+        ("module use -a /opt/modulefiles; module load CUDA/11.2 cuDNN/8.1", True),
+        ("module load slurm; module unload gcc", True),
+        ("module use /opt/modulefiles; module load anaconda3", False),
+        ("module load mine", False),
+    ],
+)
+def test_modules_that_do_not_set_up_conda(line, found):
+    body = f"{line}\nconda activate torch\npython a.py\n"
+    assert (("E408", "warning") in codes(body)) == found
+
+
 # --- paths ----------------------------------------------------------------------------------
 
 
