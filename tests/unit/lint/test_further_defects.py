@@ -211,3 +211,80 @@ def test_a_configuration_file_that_is_missing_in_a_container(line, found):
     files = TextFiles({"job.sh": "", **CONFIGS}, repository=True)
     findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
     assert [str(f.severity) for f in findings if f.code == "E215"] == ["advice"] * found
+
+
+# --- resources ------------------------------------------------------------------------------
+
+
+def head(*options):
+    return "#!/bin/bash\n" + "".join(f"#SBATCH --{option}\n" for option in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (("nodes=1", "ntasks=1", "cpus-per-task=1", "gres=gpu:4"), True),
+        (("nodes=1", "ntasks-per-node=2", "cpus-per-task=1", "gres=gpu:4"), True),
+        (("nodes=1", "ntasks-per-node=4", "cpus-per-task=1", "gres=gpu:4"), False),
+        (("nodes=1", "cpus-per-task=4", "gres=gpu:4"), False),
+        (("nodes=1", "cpus-per-task=1", "gres=gpu:1"), False),
+        (("nodes=1", "cpus-per-task=1", "gres=gpu:4", "exclusive"), False),
+    ],
+)
+def test_fewer_cpus_than_gpus(options, found):
+    assert (("E403", "advice") in codes("python a.py\n", head(*options))) == found
+    assert ("E403", "advice") not in codes("deepspeed --include localhost:0 a.py\n", head(*options))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python -m package.main | tee log", True),
+        ("python -m package.main 2>&1", True),
+        ("if $A; then python -m package.main; else python -m package.other; fi", False),
+    ],
+)
+def test_one_cpu_for_a_program_whose_output_goes_into_a_pipe(body, found):
+    options = head("nodes=1", "mem=100G", "gres=gpu:2")
+    assert (("E403", "advice") in codes(f"{body}\n", options)) == found
+
+
+LIGHTNING = "import lightning\ntrainer = lightning.Trainer({})\n"
+ONE_TASK = ("nodes=1", "ntasks=1", "gres=gpu:2", "cpus-per-task=8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("devices=2", True),
+        ("devices='auto', strategy='ddp'", True),
+        ("devices=-1", True),
+        ("devices=1", False),
+        ("", False),
+        ("devices=2, strategy='ddp_spawn'", False),
+        ("devices=2, strategy='dp'", False),
+        ("devices=2, strategy='fsdp'", True),
+        ("devices=2, strategy=chosen", False),
+        ("devices='auto', accelerator='cpu'", False),
+        ("devices=2, plugins=[LightningEnvironment()]", False),
+    ],
+)
+def test_lightning_runs_once_in_a_job_of_one_task(arguments, found):
+    said = codes("python a.py\n", head(*ONE_TASK), a=LIGHTNING.format(arguments))
+    assert (("E214", "warning") in said) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        (ONE_TASK, "srun python a.py\n"),
+        (ONE_TASK, "unset SLURM_NTASKS\npython a.py\n"),
+        (ONE_TASK, "torchrun --standalone --nproc_per_node=2 a.py\n"),
+        ((*ONE_TASK, "job-name=interactive"), "python a.py\n"),
+        (("nodes=1", "gres=gpu:2"), "python a.py\n"),
+        (("nodes=1", "ntasks=1", "gres=gpu:1"), "python a.py\n"),
+    ],
+)
+def test_lightning_starts_its_processes_or_needs_none(options, body):
+    said = codes(body, head(*options), a=LIGHTNING.format("devices='auto'"))
+    assert "E214" not in [code for code, _ in said]
