@@ -288,3 +288,59 @@ def test_lightning_runs_once_in_a_job_of_one_task(arguments, found):
 def test_lightning_starts_its_processes_or_needs_none(options, body):
     said = codes(body, head(*options), a=LIGHTNING.format("devices='auto'"))
     assert "E214" not in [code for code, _ in said]
+
+
+# --- jobs that share a node or a folder -----------------------------------------------------
+
+PART = head("nodes=1", "gres=gpu:1", "cpus-per-task=4")
+
+
+@pytest.mark.parametrize(
+    ("body", "port"),
+    [
+        ("vllm serve model --port 8123 &\npython a.py\n", "8123"),
+        ("vllm serve model &\npython a.py\n", "8000"),
+        ("python -m vllm.entrypoints.openai.api_server --port=8123 &\npython a.py\n", "8123"),
+        ("P=8123\nvllm serve model --port $P &\npython a.py\n", "8123"),
+        ("python -m http.server 8123 &\npython a.py\n", "8123"),
+        ("ray start --head --port=6379 &\npython a.py\n", "6379"),
+        ("tensorboard --logdir a --port 6006 &\npython a.py\n", "6006"),
+        ("python server.py &\ncurl http://localhost:8123/health\npython a.py\n", "8123"),
+        ("vllm serve model --port 8123\npython a.py\n", ""),
+        ("vllm serve model --port 8123 &\nwait\n", ""),
+        ("vllm serve model --port $((8000 + SLURM_JOB_ID % 999)) &\npython a.py\n", ""),
+        ("vllm serve model --port $PORT &\npython a.py\n", ""),
+        ("tensorboard --logdir a &\npython a.py\n", ""),
+        ("python server.py &\npython a.py\n", ""),
+        ("python train.py &\ncurl http://localhost:8123/health\npython a.py\n", ""),
+    ],
+)
+def test_a_server_with_the_same_port_in_each_job(body, port):
+    said = [what for what in whats(body, "E301", PART) if "The server has port" in what]
+    assert [what.split()[4] for what in said] == ([port] if port else [])
+
+
+@pytest.mark.parametrize("more", ["exclusive", "gres=gpu:8", "nodes=2"])
+def test_a_server_in_a_job_of_whole_nodes(more):
+    options = f"{PART}#SBATCH --{more}\n"
+    assert whats("vllm serve model --port 8123 &\npython a.py\n", "E301", options) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('HOSTS="hosts/$SLURM_JOB_ID.txt"\nhostname > $HOSTS\npython a.py\nrm hosts/*\n', True),
+        ("hostname > hosts/list-${SLURM_JOB_ID}\npython a.py\nrm -f ./a hosts/*.txt\n", True),
+        ("DIR=hosts\nhostname > $DIR/$SLURM_JOBID\npython a.py\nrm -f $DIR/*\n", True),
+        ("hostname > hosts/list\npython a.py\nrm hosts/*\n", False),
+        ("hostname > hosts/$SLURM_JOB_ID\npython a.py\nrm hosts/$SLURM_JOB_ID\n", False),
+        ("hostname > other/$SLURM_JOB_ID\npython a.py\nrm hosts/*\n", False),
+        ("hostname > a/hosts/$SLURM_JOB_ID\npython a.py\nrm hosts/*\n", False),
+        ("D=t/$SLURM_JOB_ID\nhostname > ${D}/$SLURM_JOB_ID\npython a.py\nrm ${D}/*\n", False),
+        ("hostname > ${DIR}/$SLURM_JOB_ID\npython a.py\nrm ${DIR}/*\n", True),
+        ("hostname > $TMPDIR/$SLURM_JOB_ID\npython a.py\nrm $TMPDIR/*\n", False),
+        ("# hosts/$SLURM_JOB_ID\npython a.py\nrm hosts/*\n", False),
+    ],
+)
+def test_files_of_other_jobs_that_a_wildcard_removes(body, found):
+    assert (("E510", "advice") in codes(body)) == found
