@@ -218,7 +218,9 @@ def _hidden(
             at=command,
             what=f"The job is always CANCELLED, whether this command fails or not, because scancel "
             f"(line {end.line}) cancels it.",
-            fix=f"remove line {end.line}: a job ends with its script",
+            fix=f"remove line {end.line}: a job ends with its script"
+            if not after[:-1]
+            else f"{_ERREXIT_FIX}, and remove line {end.line}: a job ends with its script",
         )
     elif not any(c.name in _ENDS_JOB for c in after) and (
         (end.name in _ENDING and not _lists(end) and not _may_fail(batch, end))
@@ -260,7 +262,8 @@ def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command])
             at=command,
             what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
             f"{end.line}) succeeds afterwards.",
-            fix=f"remove line {end.line}",
+            # Without the line, the job has the status of the command before it.
+            fix=f"remove line {end.line}" if plain[-2] is command else _ERREXIT_FIX,
         )
 
 
