@@ -32,6 +32,8 @@ _COMPARES = pattern(
 )
 _BARE = pattern(r"^\(\(\s*(!?)\s*(?:\$\{?)?([A-Za-z_]\w*|\?)\}?\s*\)\)$")
 _VALUE = pattern(r"^\"?\$(?:(\?)|\{?([A-Za-z_]\w*)(?::?-(\d+))?\}?|\{PIPESTATUS\[(\d+)\]\})\"?$")
+_LOOKED_AT = pattern(r"(?:\b(?:exit|return|test)|\[\[?|\(\(\s*!?)\s*\"?\$?\{?([A-Za-z_]\w*)")
+"""Variables on which the end of a script may depend."""
 _OPERATIONS: dict[str, Callable[[int, int], bool]] = {
     **dict.fromkeys(("-eq", "==", "="), lambda a, b: a == b),
     **dict.fromkeys(("-ne", "!="), lambda a, b: a != b),
@@ -104,7 +106,8 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
         once: it fails the first time only, as in a loop.
     """
     root = parse_bash(text)
-    interpreter = _Interpreter(line, name, once=once)
+    looked_at = frozenset(_LOOKED_AT.findall(text))
+    interpreter = _Interpreter(line, name, looked_at, once=once)
     first = text.split("\n", 1)[0]
     start = _State(errexit=bool(re.match(r"#!.*\s-\w*e", first)))
     try:
@@ -130,8 +133,9 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
 
 
 class _Interpreter:
-    def __init__(self, line: int, name: str, *, once: bool) -> None:
+    def __init__(self, line: int, name: str, looked_at: frozenset[str], *, once: bool) -> None:
         self._line, self._name, self._once = line, name, once
+        self._looked_at = looked_at
         self._functions: dict[str, Node] = {}
         self._steps = 0
         self._depth = 0
@@ -344,7 +348,7 @@ class _Interpreter:
             if re.search(r"\$\{?!", text):
                 before = made.jobs.get(key) if adds else 0
                 made.jobs[key] = before or made.job
-            else:
+            elif key in self._looked_at:
                 made.values[key] = None if adds else self._value(text, state)
                 made.lines[key] = state.line if "$" in text else _line(node)
             yield from self._checked(made, guard=guard)

@@ -2,9 +2,11 @@
 
 import re
 from functools import lru_cache
+from itertools import zip_longest
 
 from echelon.core.shell import Shell as Programs
 from echelon.errors import MissingProgramError, TimedOutError
+from echelon.lint.bash import Shell
 from echelon.lint.launches import Launch, Launcher
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
@@ -160,6 +162,18 @@ def slurm_version(programs: Programs) -> tuple[int, int] | None:
         return None
     found = re.search(r"(\d+)\.(\d+)", done.stdout)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def stops_at_unset(batch: Shell, line: int) -> bool:
+    """Tell whether `set -u` is in effect at a line of the job script."""
+    state = batch.text.startswith("#!") and bool(re.match(r"#!\S+\s+-\w*u", batch.text))
+    for command in batch.commands:
+        if command.name == "set" and command.line <= line and command.certain:
+            for word, after in zip_longest(command.arguments, command.arguments[1:]):
+                short = re.fullmatch(r"([-+])[A-Za-z]*u[A-Za-z]*", word.text)
+                if short or (after is not None and after.text == "nounset"):
+                    state = word.text.startswith("-")
+    return state
 
 
 def sources_others(subject: Subject) -> bool:

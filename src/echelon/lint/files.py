@@ -19,6 +19,8 @@ _LARGEST_BYTES = 1_000_000
 _MOST_NAMES = 20_000
 """Maximum number of entries of a repository to read."""
 _EXECUTABLE = 0o111
+_MODES = frozenset({0o100644, 0o100755})
+"""Modes that git has for files."""
 _MOST_BYTES = 20_000_000
 """Maximum size of the files to search for a name."""
 _LONGEST_LINE = 1000
@@ -82,6 +84,7 @@ class DiskFiles:
         self._read: dict[str, str | None] = {}
         self._repositories: dict[Path, Repository | None] = {}
         self._have_modes: dict[Path, bool] = {}
+        self._indices: dict[Path, bytes] = {}
         self._roots: dict[str, Root | None] = {}
 
     def read(self, path: str) -> str | None:
@@ -110,11 +113,20 @@ class DiskFiles:
             root = _root_of(path)
             if Path(path).stat().st_mode & _EXECUTABLE or root is None:
                 return True
+            if (mode := self._committed_mode(root, Path(path).absolute())) is not None:
+                return bool(mode & _EXECUTABLE)
             if root not in self._have_modes:
                 self._have_modes[root] = _has_modes(root)
             return not self._have_modes[root]
         except (OSError, ValueError):
             return True
+
+    def _committed_mode(self, root: Path, path: Path) -> int | None:
+        if root not in self._indices:
+            index = root / ".git" / "index"
+            small = index.is_file() and index.stat().st_size <= _MOST_BYTES
+            self._indices[root] = index.read_bytes() if small else b""
+        return read_mode(self._indices[root], path.relative_to(root).as_posix())
 
     def root(self, path: str) -> Root | None:
         folder = os.path.dirname(path)  # noqa: PTH120
@@ -163,6 +175,23 @@ def _has_modes(root: Path) -> bool:
     places = islice(root.rglob("*"), _MOST_NAMES)
     files = (place for place in places if place.is_file() and ".git" not in place.parts)
     return any(place.stat().st_mode & _EXECUTABLE for place in files)
+
+
+def read_mode(index: bytes, path: str) -> int | None:
+    """Return the mode that git has for a file; None if the index does not tell.
+
+    An entry of version 2 has 62 bytes before its path, and the mode from the 25th on.
+    """
+    name = path.encode()
+    if index[:8] != b"DIRC\0\0\0\2":
+        return None
+    at = index.find(name + b"\0")
+    while at != -1:
+        mode = int.from_bytes(index[at - 38 : at - 34], "big")
+        if mode in _MODES:  # else it is the end of another path
+            return mode
+        at = index.find(name + b"\0", at + 1)
+    return None
 
 
 def _lines_below(root: Path, own: Path) -> Iterator[str]:

@@ -112,8 +112,14 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
     for inner in generated_jobs(subject.text) if subject.shells else ():
         written = read_subject(inner, path=path, files=files, programs=programs)
         found = (f for f in _find(written, _texts(written), ignored) if f.path == path)
-        findings += [replace(f, edits=()) for f in found if f.code in CODES]
+        findings += [_in_generated(f) for f in found if f.code in CODES]
     return sorted(findings, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def _in_generated(finding: Finding) -> Finding:
+    """Return a finding in a here-document, whose script is not the one that the fix may mean."""
+    fix = finding.fix.replace("near the top of the script", "near the top of the generated script")
+    return replace(finding, fix=fix, edits=())
 
 
 def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> list[Finding]:

@@ -71,11 +71,12 @@ def read_directives(script: str) -> Directives:
             broken.append((number, f"{word} has one dash, so it is read as {word[:2]} {word[2:]}"))
             continue
         try:
-            options = parse_sbatch(words)
+            parse_sbatch(words)
         except UsageError as error:
             broken.append((number, error.message))
             continue
-        items += [Directive(option=o, value=v, line=number) for o, v in options.items()]
+        given, _ = parse_options(words, SBATCH)
+        items += [Directive(option=one.name, value=one.value, line=number) for one in given]
     return Directives(items=tuple(items), broken=tuple(sorted(broken)), several=several)
 
 

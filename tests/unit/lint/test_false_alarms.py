@@ -1142,3 +1142,89 @@ def test_values_that_another_program_fills_in(others, kind):
 def test_a_placeholder_that_the_command_line_replaces(comment, found):
     script = f"#!/bin/bash\n#SBATCH --account=<ACCOUNT> {comment}\npython a.py\n"
     assert severities(script, "E116") == found
+
+
+# --- branches, elements and fixes -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "severity"),
+    [
+        ("name=${names[$SLURM_ARRAY_TASK_ID]}\npython a.py", []),
+        ("name=${names[$SLURM_ARRAY_TASK_ID]}\npython a.py $name", ["warning"]),
+        ("export name=${names[$SLURM_ARRAY_TASK_ID]}\npython a.py", ["warning"]),
+        ("python a.py ${names[$SLURM_ARRAY_TASK_ID]}", ["warning"]),
+    ],
+)
+def test_an_element_that_nothing_reads(lines, severity):
+    script = f"{JOB}#SBATCH --array=0-4\nnames=(a b c d)\n{lines}\n"
+    assert severities(script, "E314") == severity
+
+
+COMPARES = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--kind", default="plain")
+args = parser.parse_args()
+def load(kind):
+    if kind == "{name}":
+        return Missing()
+load({value})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line", "severity"),
+    [
+        ("other", "args.kind", "--kind plain", ["advice"]),
+        ("other", "args.kind", "--kind $KIND", ["advice"]),
+        ("other", "args.kind", "--kind other", ["warning"]),
+        ("other", "args.kind", "--kind=other", ["warning"]),
+        ("plain", "args.kind", "", ["warning"]),
+        ("other", "random()", "", ["warning"]),
+    ],
+)
+def test_an_undefined_name_in_a_branch_of_another_argument(name, value, line, severity):
+    python = COMPARES.format(name=name, value=value).replace(
+        "import", "from random import random\nimport", 1
+    )
+    assert severities(f"{JOB}python a.py {line}\n", "E626", a=python) == severity
+
+
+def fixes(script, code):
+    return [f.fix for f in findings(script) if f.code == code]
+
+
+def test_the_fix_of_a_generated_script_names_it():
+    inner = "#!/bin/bash\n#SBATCH --nodes=1\nsrun python a.py\necho done\n"
+    assert fixes(inner, "E507") == ["set -e  # near the top of the script"]
+    outer = f"#!/bin/bash\ncat > job.sh << 'EOF'\n{inner}EOF\nsbatch job.sh\n"
+    assert fixes(outer, "E507") == ["set -e  # near the top of the generated script"]
+
+
+@pytest.mark.parametrize(
+    ("end", "fix"),
+    [
+        ("exit 0\n", "remove line 5"),
+        ("echo done\nexit 0\n", "set -e  # near the top of the script"),
+    ],
+)
+def test_without_exit_0_another_command_may_succeed(end, fix):
+    assert fixes(f"{JOB}simulate input\n{end}", "E507") == [fix]
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [("", 5), ("echo done\n", 6)],
+)
+def test_without_scancel_another_command_may_succeed(more, line):
+    script = f"{JOB}srun python a.py\n{more}scancel $SLURM_JOB_ID\n"
+    [fix] = fixes(script, "E507")
+    assert f"remove line {line}: a job ends" in fix
+    assert fix.startswith("set -e") == bool(more)
+
+
+@pytest.mark.parametrize(("shell", "kind"), [("sh", "posix"), ("bash", "bash")])
+def test_the_hook_of_conda_for_the_shell_of_the_script(shell, kind):
+    script = f"#!/bin/{shell}\n#SBATCH --nodes=1\nconda activate torch\npython a.py\n"
+    assert fixes(script, "E408") == [f'eval "$(conda shell.{kind} hook)"  # before this line']

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 
 from echelon.lint.bash import Use
+from echelon.lint.facts import stops_at_unset
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit
@@ -46,6 +47,8 @@ def find_short_arrays(subject: Subject) -> Iterator[Hit]:
             offset = (1 if direct[1] else 0) if direct else offsets.get(use[1].strip("${}"))
             if offset is None or max(indices) - offset < count:
                 continue
+            if _is_unread(subject, batch.text[: use.start()].rpartition("\n")[2]):
+                continue
             yield Hit(
                 at=Place(subject.path, batch.text[: use.start()].count("\n") + 1),
                 what=f"Task {max(indices)} of the job array gets an empty value: `{name}` has "
@@ -54,6 +57,13 @@ def find_short_arrays(subject: Subject) -> Iterator[Hit]:
                 severity=ADVICE if _COMPARED.search(batch.text) else WARNING,
             )
             break
+
+
+def _is_unread(subject: Subject, before: str) -> bool:
+    """Tell whether an element is only assigned to a variable that nothing reads."""
+    target = re.fullmatch(r"\s*(\w+)=[\"']?", before)
+    read = any(target[1] in shell.names_read for shell in subject.shells) if target else True
+    return target is not None and not read and target[1] not in subject.exported
 
 
 def read_indices(value: str) -> list[int]:
@@ -82,7 +92,9 @@ def find_no_array(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or subject.directives.last("array") or _TESTED.search(batch.text):
         return
-    use = _first_use(subject)
+    stops, use = True, _first_use(subject, always=True)
+    if use is None or not stops_at_unset(batch, use.line):
+        stops, use = False, _first_use(subject, always=False)
     lines = [line for line in batch.text.split("\n") if line.lstrip().startswith("#")]
     if use is None or any(map(_GIVEN.search, lines)):
         return
@@ -90,17 +102,24 @@ def find_no_array(subject: Subject) -> Iterator[Hit]:
         return
     yield Hit(
         at=Place(subject.path, use.line),
-        what="`$SLURM_ARRAY_TASK_ID` is empty unless sbatch gets `--array`.",
+        what="With `set -u`, bash stops here unless sbatch gets `--array`, because "
+        "SLURM_ARRAY_TASK_ID is not set."
+        if stops
+        else "`$SLURM_ARRAY_TASK_ID` is empty unless sbatch gets `--array`.",
         fix="#SBATCH --array=…",
         severity=ADVICE,
     )
 
 
-def _first_use(subject: Subject) -> Use | None:
+def _first_use(subject: Subject, *, always: bool) -> Use | None:
+    """Return the first use of the index, but not a printed one.
+
+    If `always`, a printed one too, but not one that the script may not reach.
+    """
     assert subject.batch is not None
-    commands = [c for c in subject.batch.commands if c.name not in _PRINTS]
-    words = [word for c in commands for word in c.words]
-    words += [a.value for a in subject.batch.assignments]
+    commands = [c for c in subject.batch.commands if always or c.name not in _PRINTS]
+    words = [word for c in commands if c.certain or not always for word in c.words]
+    words += [a.value for a in subject.batch.assignments if a.certain or not always]
     uses = [u for word in words for u in word.uses if u.name == "SLURM_ARRAY_TASK_ID"]
     uses = [] if any(use.guarded for use in uses) else uses
     return min(uses, key=lambda use: use.line, default=None)

@@ -64,19 +64,39 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
 
 
 def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
-    given = subject.directives.last("cpus-per-task")
+    given, told = subject.directives.last("cpus-per-task"), False
     for one in subject.started:
         cpus, processes = one.launch.cpus, processes_per_task(one)
         if given and cpus and processes and processes > cpus:
+            told = True
             yield Hit(
                 at=Place(subject.path, given.line),
                 what=f"{processes} processes in each task share {counted(cpus, 'CPU')} and slow "
                 "each other down.",
                 fix=f"#SBATCH --cpus-per-task={processes}  # or more, as far as nodes have them",
             )
-
+    if not told:
+        yield from _fewer_than_gpus(subject)
     yield from _too_many_threads(subject)
     yield from no_cpus.find_too_few_cpus(subject)
+
+
+def _fewer_than_gpus(subject: Subject) -> Iterator[Hit]:
+    """Find a job that requests fewer CPUs than GPUs on each node."""
+    job, given = subject.job, subject.directives.last("cpus-per-task")
+    cpus, gpus = (job.cpus_per_task or 0) * (job.tasks_per_node or 0), job.gpus_per_node or 0
+    more = any(map(subject.directives.last, ("exclusive", "mincpus", "constraint")))
+    own = any({"cpus-per-task", "ntasks", "ntasks-per-node"} & set(o) for _, o, _ in subject.sruns)
+    plain = any(one.launch.launcher is None for one in subject.started)
+    if given and not more and not own and plain and 0 < cpus < gpus:
+        yield Hit(
+            at=Place(subject.path, given.line),
+            what=f"The job has {gpus} GPUs and {counted(cpus, 'CPU')} on each node. The processes "
+            "and threads that feed the GPUs share the CPUs, so the GPUs wait.",
+            fix=f"#SBATCH --cpus-per-task={8 * gpus // (job.tasks_per_node or 1)}  # or as many as "
+            "the cluster has for each GPU",
+            severity=ADVICE,
+        )
 
 
 def _too_many_threads(subject: Subject) -> Iterator[Hit]:
@@ -200,11 +220,11 @@ RULES = (
     ),
     Rule(
         code="E403",
-        title="fewer CPUs than processes",
+        title="fewer CPUs than processes or GPUs",
         severity=WARNING,
         check=find_too_few_cpus,
         why="All processes of a task share the CPUs of `--cpus-per-task`. With torchrun or "
-        "`mp.spawn`, these are all ranks of the node.",
+        "`mp.spawn`, these are all ranks of the node. Fewer CPUs than GPUs are advice.",
         example="""\
  #!/bin/bash
  #SBATCH --gpus-per-node=4

@@ -272,12 +272,16 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
         if item.option in _GATHERED:
             continue
         lost = before and not _parts(before) <= last[item.option]
-        if before and lost and before.value != item.value and before.line != item.line:
+        if before and lost and before.value != item.value:
+            here = before.line == item.line
+            where = "earlier in this line" if here else f"on line {before.line}"
             yield Hit(
                 at=Place(subject.path, item.line),
-                what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
-                f"last one, '{item.value}'.",
-                fix=f"remove line {before.line} or this line",
+                what=f"`--{item.option}` has another value {where}. Slurm uses the last one, "
+                f"'{item.value}'.",
+                fix=f"remove `--{item.option}={before.value}` or `--{item.option}={item.value}`"
+                if here
+                else f"remove line {before.line} or this line",
                 # A file with several requests to choose from.
                 severity=ADVICE if times[item.option] > _TWICE else None,
             )

@@ -28,8 +28,13 @@ _NO_SECRET = pattern(
 _TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
+_DEFAULT = pattern(r"^(?!\s*#).*?\$\{(\w+):?[-=]([\w+/=.-]{20,200})\}")
+"""A variable with a long literal as its default."""
+_DUMMY = pattern(r"(?i)dummy|test|example|local|placeholder|change|your|fake|here|token-|not-")
+_FEWEST_DIGITS = 4
 _DEVICES = pattern(r"\d+(,\d+)*")
 _MAKES_ENV = pattern(r"\b(?:virtualenv|-m venv|venv-pack|conda-unpack)\b.*SLURM_TMPDIR")
+_OF_SH = pattern(r"#!\s?\S*/(?:sh|dash)\b")
 _HOOK = 'eval "$(conda shell.bash hook)"'
 
 
@@ -60,12 +65,25 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
             told.add(text)
             yield _secret(subject, assignment, f"`{assignment.name}`")
+    yield from _secret_defaults(subject)
     for command in subject.commands:
         given = _TOKEN.search(command.text)
         if given and given[0] in told and given[0] not in subject.line_at(command):
             continue  # a variable, reported where it is set
         if given and ("login" in command.text or not re.fullmatch(r"[0-9a-f]{40}", given[0])):
             yield _secret(subject, command, "the token")
+
+
+def _secret_defaults(subject: Subject) -> Iterator[Hit]:
+    """Find secrets that are the default of their variable, as in ${API_KEY:-…}."""
+    for path in dict.fromkeys(shell.path for shell in subject.shells):
+        text = subject.text if path == subject.path else subject.files.read(path) or ""
+        for number, line in enumerate(text.split("\n"), start=1):
+            found = _DEFAULT.match(line) if "${" in line else None
+            if found is None or not _SECRET.fullmatch(found[1]) or _DUMMY.search(found[2]):
+                continue
+            if sum(map(str.isdecimal, found[2])) >= _FEWEST_DIGITS:
+                yield _secret(subject, Place(path, number), f"the default of `{found[1]}`")
 
 
 def _secret(subject: Subject, at: Located, name: str) -> Hit:
@@ -153,7 +171,8 @@ def _unset(at: Located, name: str, value: str, option: str) -> Hit:
 
 _WITHOUT_CONDA = pattern(
     r"(?:module|ml)(?: (?:load|add|purge|list|reset|--force|"
-    r"(?:cuda|cudnn|nccl|gcc|cmake|git|openmpi)(?:/[\w.-]+)?))*"
+    r"(?:unload|swap|unuse) \S+|use (?:(?:-a|--append) )?\S+|"
+    r"(?i:cuda|cudnn|nccl|gcc|cmake|git|openmpi|slurm|shared|ninja)(?:/[\w.-]+)?))*"
 )
 """Commands that load only modules that do not set up conda."""
 
@@ -192,7 +211,7 @@ def _unready_conda(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=command,
                 what=f"`{command.name} activate` fails in a job script ('run conda init').{after}",
-                fix=f"{_HOOK}  # before this line",
+                fix=f"{_hook(subject)}  # before this line",
                 severity=ADVICE if in_path else None,
                 edits=_before(subject, command),
             )
@@ -230,7 +249,11 @@ def _before(subject: Subject, command: Command) -> tuple[Edit, ...]:
     own = re.match(rf"(\s*){re.escape(command.text)}\s*(#.*)?$", line)
     if not own or not command.certain:
         return ()
-    return (insert_line(command.line, f"{own[1]}{_HOOK}"),)
+    return (insert_line(command.line, f"{own[1]}{_hook(subject)}"),)
+
+
+def _hook(subject: Subject) -> str:
+    return _HOOK.replace("bash", "posix") if _OF_SH.match(subject.text) else _HOOK
 
 
 def find_visible_devices(subject: Subject) -> Iterator[Hit]:

@@ -7,14 +7,22 @@ from collections.abc import Iterator
 from echelon.core.units import counted
 from echelon.lint.bash import Command, Where
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, constant, keyword
+from echelon.lint.python_script import PythonScript, constant, keyword, unparse
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
+_TWO = 2
 _MPI = frozenset({"mpirun", "mpiexec", "orterun"})
 _MORE_SLOTS = pattern(r"oversubscribe|hostfile|machinefile|-host|-H\b|--map-by|rankfile|ppr:")
 _OTHER_MPI = pattern(r"(?i)\b(?:intel-?mpi|impi|oneapi|mpich|mvapich2?|cray-mpich|parastation)\b")
 """Modules of MPI libraries that start as many processes as they are told to."""
+
+_IMPORTS_LIGHTNING = pattern(r"import (?:pytorch_)?lightning|from (?:pytorch_)?lightning")
+_INTERACTIVE = frozenset({"bash", "interactive"})
+"""Names of jobs in which Lightning ignores Slurm."""
+_ALL = (-1, "-1", "auto")
+_OTHER_ENVIRONMENT = ("LightningEnvironment", "SLURM_NTASKS", "SLURM_JOB_NAME", "plugins=")
+_OTHER_STRATEGY = pattern(r"spawn|fork|notebook|dp$(?<!fsdp)(?<!ddp)")
 
 
 def find_too_many_processes(subject: Subject) -> Iterator[Hit]:
@@ -65,13 +73,14 @@ def _processes(command: Command) -> int | None:
 
 
 def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
+    yield from _one_process(subject)
     for one in subject.started:
         launch, python = one.launch, one.python
         if python is None or launch.launcher is not None or launch.mpi:
             continue
         if launch.srun is None and not subject.directives.last("ntasks-per-node"):
             continue  # Lightning compares only what Slurm tells the process
-        if not re.search(r"import (pytorch_)?lightning|from (pytorch_)?lightning", python.text):
+        if not _IMPORTS_LIGHTNING.search(python.text):
             continue
         for call in python.calls("Trainer"):
             given = {
@@ -87,6 +96,47 @@ def find_lightning_numbers(subject: Subject) -> Iterator[Hit]:
                         f"{amount}`. Lightning compares them and raises a ValueError.",
                         fix=f"#SBATCH {option}={number}",
                     )
+
+
+def _one_process(subject: Subject) -> Iterator[Hit]:
+    """Find a Trainer with several devices in a job of one task, which is its only process."""
+    given, gpus = subject.directives.last("ntasks"), subject.job.gpus_per_node or 0
+    name = subject.directives.last("job-name")
+    text = "\n".join(shell.text for shell in subject.shells)
+    if not given or subject.job.tasks != 1 or gpus < _TWO or "SLURM_NTASKS" in text:
+        return
+    if subject.directives.last("ntasks-per-node") or (name and name.value in _INTERACTIVE):
+        return
+    for one in subject.started:
+        launch, python = one.launch, one.python
+        alone = launch.srun is None and launch.launcher is None and not launch.mpi
+        if python is None or not alone or launch.elsewhere or python.mentions(*_OTHER_ENVIRONMENT):
+            continue
+        for call in python.calls("Trainer") if _IMPORTS_LIGHTNING.search(python.text) else ():
+            count = _devices(call, gpus)
+            if count > 1:
+                yield Hit(
+                    at=launch,
+                    what=f"Only one of the {count} processes that the Trainer expects runs. With "
+                    "`--ntasks`, Lightning leaves it to srun to start them, which is not used. "
+                    f"{counted(gpus - 1, 'GPU')} {'is' if gpus == _TWO else 'are'} idle.",
+                    fix=f"#SBATCH --ntasks-per-node={count}  # instead of --ntasks=1, and:\n"
+                    "srun python …",
+                )
+                return
+
+
+def _devices(call: ast.Call, gpus: int) -> int:
+    """Return the number of GPUs that a Trainer uses, each with a process; 0 if not known."""
+    given, strategy = keyword(call, "devices"), constant(keyword(call, "strategy"))
+    value = -1 if given is not None and unparse(given) == "-1" else constant(given)
+    other = isinstance(strategy, str) and _OTHER_STRATEGY.search(strategy)
+    written = keyword(call, "strategy") is None or isinstance(strategy, str)
+    if other or not written or constant(keyword(call, "accelerator")) == "cpu":
+        return 0
+    if value in _ALL:
+        return gpus
+    return value if type(value) is int else 0
 
 
 def _literal(python: PythonScript, call: ast.Call, name: str) -> int | None:
@@ -119,7 +169,8 @@ RULES = (
         severity=WARNING,
         check=find_lightning_numbers,
         why="Under srun, Lightning starts no processes itself. It expects one task per device, and "
-        "stops if `devices` or `num_nodes` differ from the request.",
+        "stops if `devices` or `num_nodes` differ from the request. With `--ntasks`, it starts "
+        "none without srun either.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2

@@ -16,7 +16,12 @@ from echelon.lint.rules.wanted import Wanted, find_wanted
 from echelon.lint.subject import Subject
 
 _FOLDER = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*/?")
-_CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
+_CONTAINER = pattern(r"\b(?:singularity|apptainer)\b")
+_OTHER_CONTAINER = pattern(
+    r"\b(?:docker|podman|shifter|enroot)\b|--container-|--pwd\b|--cwd\b|--workdir\b|--home\b|"
+    r"--contain(?:all)?\b|--no-mount\b|\b(?:singularity|apptainer)\b[^\n]{0,300}\s-(?:c|C|H|W)\s"
+)
+"""Containers with another working directory, or without the files of the job."""
 _TEMPLATE = pattern(r"template|your|my_?script|placeholder|path/to|example", re.IGNORECASE)
 _COMMON = frozenset(
     {
@@ -53,6 +58,10 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     repository = subject.files.repository(subject.path)
     if repository is None or not _stays_inside(subject, repository):
         return
+    if any(_CONTAINER.search(shell.text) for shell in subject.shells):
+        # The container mounts the directory of the job, so the arguments are the same files.
+        wanted = [one for one in wanted if not one.reader and _has_folder(one.path, repository)]
+        folder = None
     if folder is not None:
         yield from _missing_folder(subject, repository, *folder)
     missing = (one for one in wanted if _is_missing(one.path, repository))
@@ -77,6 +86,12 @@ def _is_missing(path: str, repository: Repository) -> bool:
     near = nearest.split("/")[-2:] == path.split("/")[-2:] or likeness(nearest, path) > _ALIKE
     common = PurePosixPath(name).stem.lower() in _COMMON
     return name in names and (near or not common)
+
+
+def _has_folder(path: str, repository: Repository) -> bool:
+    """Tell whether a repository has the folder of a path."""
+    folder = path.rpartition("/")[0]
+    return bool(folder) and not repository.lacks(folder, folder=True)
 
 
 def _may_be_made(subject: Subject, path: str) -> bool:
@@ -154,7 +169,7 @@ def _stays_inside(subject: Subject, repository: Repository) -> bool:
         return False
     if _TEMPLATE.search(subject.path) or any(shell.suspect for shell in subject.shells):
         return False
-    if any(_CONTAINER.search(shell.text) for shell in subject.shells):
+    if any(_OTHER_CONTAINER.search(shell.text) for shell in subject.shells):
         return False
     return not any(
         _BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) and not _enters(c, repository)

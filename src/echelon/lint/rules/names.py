@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from echelon.lint.certain import lines_always_reached
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
+from echelon.lint.python_guards import handed_over
 from echelon.lint.python_script import (
     PythonScript,
     ancestors,
     constant,
+    keyword,
+    unparse,
     values_of,
 )
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
@@ -59,6 +62,7 @@ _PRINTS_2 = pattern(
 )
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _SIDES = 2
+_ARGUMENTS = frozenset({"args", "opt", "opts"})
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
     r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
@@ -84,7 +88,11 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
             runs = _always_run(subject, python) and name not in _INJECTED
             sure = [node for node in reached if node.lineno in always and runs]
             if reached:
-                kind = ADVICE if all(_is_ruled_out(python, node) for node in reached) else WARNING
+                kind = (
+                    ADVICE
+                    if all(_is_ruled_out(subject, python, node) for node in reached)
+                    else WARNING
+                )
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
                     what=f"`{name}` is not defined. This line raises a NameError"
@@ -116,18 +124,45 @@ def _is_dead(python: PythonScript, node: ast.AST) -> bool:
     return False
 
 
-def _is_ruled_out(python: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is in a branch that a constant of the script, such as a name, excludes.
+def _is_ruled_out(subject: Subject, python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is in a branch that a constant or an argument of the script excludes.
 
-    Its author may edit the constant before the next run.
+    Its author may edit the constant, or give another argument, before the next run.
     """
     for parent in ancestors(python, node):
         if isinstance(parent, ast.If | ast.IfExp) and node is not parent.test:
             otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
             if _compared(python, parent.test) is (node in otherwise):
                 return True
+            if node not in otherwise and _needs_other_argument(subject, python, parent.test):
+                return True
         node = parent
     return False
+
+
+def _needs_other_argument(subject: Subject, python: PythonScript, test: ast.expr) -> bool:
+    """Tell whether a condition compares an argument with a text that the job does not give."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    sides = (test.left, *test.comparators)
+    texts = {value for side in sides if isinstance(value := constant(side), str)}
+    if len(texts) != 1 or not any(_is_argument(python, side) for side in sides):
+        return False
+    given = [word.text for launch in subject.with_python(python) for word in launch.arguments]
+    given += [str(constant(keyword(c, "default"))) for c in python.calls("add_argument")]
+    return not any(text.rpartition("=")[2] in texts for text in given)
+
+
+def _is_argument(python: PythonScript, side: ast.expr) -> bool:
+    """Tell whether an expression is an attribute of what parse_args returns, or gets one."""
+    if isinstance(side, ast.Name):
+        handed = (*values_of(python, side), *handed_over(python, side))
+        return any(isinstance(one, ast.Attribute) and _is_argument(python, one) for one in handed)
+    if not isinstance(side, ast.Attribute):
+        return False
+    made = values_of(python, side.value)
+    named = isinstance(side.value, ast.Name) and side.value.id in _ARGUMENTS
+    return named or any("parse_" in unparse(value) for value in made)
 
 
 def _compared(python: PythonScript, test: ast.expr) -> bool | None:

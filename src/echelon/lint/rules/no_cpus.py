@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from echelon.core.units import counted
 from echelon.lint.bash import Command
-from echelon.lint.facts import processes_per_task, ranks_per_launch
+from echelon.lint.facts import processes_per_task, ranks_per_launch, runs_always
 from echelon.lint.patterns import pattern
 from echelon.lint.request import count_gpus
 from echelon.lint.rule import ADVICE, Hit
@@ -138,7 +138,7 @@ def _cpus(subject: Subject, one: Started) -> int | None:
 
 def _has_alternatives(one: Started) -> bool:
     """Tell whether a launch is one of several, of which the others may do the work."""
-    return not one.launch.command.certain and not one.launch.command.looped
+    return not runs_always(one.launch)
 
 
 def _is_training(one: Started) -> bool:

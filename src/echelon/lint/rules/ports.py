@@ -34,6 +34,25 @@ _FRAMEWORKS = ("lightning", "Lightning", "init_process_group", "init_distributed
 _FREE_PORT = """\
 export MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')"""
+_SERVERS = {
+    "vllm serve": "8000",
+    "vllm.entrypoints": "8000",
+    "sglang.launch_server": "30000",
+    "http.server": "8000",
+    "uvicorn": "8000",
+    "mlflow server": "5000",
+    "redis-server": "6379",
+    "llama-server": "8080",
+    "text-generation-launcher": "",
+    "ray start": "",
+    "tensorboard": "",
+}
+"""Servers with their default ports; empty if they look for a free one."""
+_NAMED_SERVER = pattern(r"(?i)\b(?:start|run|launch)_?server\b|\bserver\.py\b|\bserve(?:\.py)?\b")
+_SERVED_AT = pattern(
+    r"(?:--port[ =]|http\.server )(\d{4,5})\b|(?:--bind|-b)[ =]\S{0,40}:(\d{4,5})\b"
+)
+_LOCAL_URL = pattern(r"https?://(?:localhost|127\.0\.0\.1):(\d{4,5})\b")
 _SET_IN_JOB = f"set the port in the job script instead:\n{_FREE_PORT}"
 _RETRY = "echelon script --style torchrun …  # prints a script that retries with another port"
 
@@ -124,10 +143,38 @@ def find_fixed_port(subject: Subject) -> Iterator[Hit]:
             replaced = any(_replaces(subject, later, port) for later in found[number + 1 :])
             if (text := _literal_port(port.value)) and not replaced:
                 yield _fixed(port, text, _FREE_PORT)
+    if subject.is_job:
+        yield from _served(subject)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
                 yield _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
+
+
+def _served(subject: Subject) -> Iterator[Hit]:
+    """Find servers in the background whose port is the same in each job."""
+    text = "\n".join(shell.text for shell in subject.shells)
+    used = _LOCAL_URL.search(text)
+    told = set[str]()
+    # A person chooses the port of a server that is the only program.
+    works = any(not one.launch.command.background for one in subject.started)
+    for command in subject.commands if works and _shares(subject) else ():
+        known = next((port for name, port in _SERVERS.items() if name in command.text), None)
+        if not command.background or (known is None and not _NAMED_SERVER.search(command.text)):
+            continue
+        given = _SERVED_AT.search(command.text)
+        port = given[1] or given[2] if given else ""
+        if not port and "port" not in command.text.lower():
+            port = known or (used[1] if used and known is None else "")
+        if port and port not in told:
+            told.add(port)
+            yield Hit(
+                at=command,
+                what=f"The server has port {port} in each job. If two such jobs share a node, the "
+                "second one fails with 'address already in use', or uses the server of the first.",
+                fix=_FREE_PORT.replace("MASTER_PORT", "PORT"),
+                severity=ADVICE,
+            )
 
 
 def _replaces(subject: Subject, later: Assignment, port: Assignment) -> bool:
@@ -363,7 +410,8 @@ RULES = (
         check=find_fixed_port,
         why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
         "`--exclusive`, the node runs only one job, and a fixed port is safe. Unless the job has "
-        "one node and up to three of its GPUs, this is advice: other jobs often have whole nodes.",
+        "one node and up to three of its GPUs, this is advice: other jobs often have whole nodes. "
+        "A server that the script starts for itself has the same problem.",
         example="""\
  #!/bin/bash
  #SBATCH --cpus-per-gpu=8

@@ -1,4 +1,4 @@
-"""E509 and E510: signals without a handler, and signals to processes of other jobs."""
+"""E509 and E510: signals without a handler, and what ends or removes that of other jobs."""
 
 import re
 from collections.abc import Iterator
@@ -24,6 +24,11 @@ _HANDLES = (
 """Words of scripts that handle signals, or that use a framework that does."""
 _OF_OWN_PROCESSES = pattern(r"-[PgsF]|--(?:parent|pgroup|session|pidfile|ns|cgroup)\b")
 """Options of pkill that restrict it to certain processes."""
+
+_ALL_OF = pattern(r"([\w.$~{}][\w.$~{}/-]{0,200}?)/+\*(?:\.\w+)?")
+"""All files of a folder."""
+_OF_JOB = pattern(r"JOB|TMPDIR|\$\$")
+"""Names of folders that belong to one job."""
 
 
 def find_late_handler(subject: Subject) -> Iterator[Hit]:
@@ -88,6 +93,7 @@ def _ends_ranks(subject: Subject) -> Iterator[Hit]:
 
 
 def find_killed_by_name(subject: Subject) -> Iterator[Hit]:
+    yield from _removed(subject)
     alone = subject.directives.last("exclusive")
     if not subject.is_job or (alone and alone.value not in ("user", "mcs", "topo")):
         return
@@ -104,6 +110,27 @@ def find_killed_by_name(subject: Subject) -> Iterator[Hit]:
                 "other jobs on the node.",
                 fix="server=$!  # after the command, and here:\nkill $server",
             )
+
+
+def _removed(subject: Subject) -> Iterator[Hit]:
+    """Find `rm folder/*` if the script writes files named by the job ID into the folder."""
+    code = [line for s in subject.shells for line in s.text.split("\n") if line.lstrip()[:1] != "#"]
+    written = [*code, *(assignment.value.text for assignment in subject.assignments)]
+    for command in subject.commands if subject.is_job else ():
+        for word in command.arguments if command.name == "rm" else ():
+            found = _ALL_OF.fullmatch(word.text)
+            if found is None or any(map(_OF_JOB.search, (found[1], *word.names))):
+                continue
+            names = [a.name for a in subject.assignments if a.value.text == found[1]]
+            folder = "|".join([re.escape(found[1]), *(rf"\$\{{?{name}\}}?" for name in names)])
+            named = re.compile(rf"(?<![\w/.])(?:{folder})/[^\s/]{{0,99}}\$\{{?SLURM_\w*JOB_?ID")
+            if any(map(named.search, written)):
+                yield Hit(
+                    at=command,
+                    what=f"`{word.text}` also removes the files that other jobs with this script "
+                    "have written and still need.",
+                    fix=f"rm {found[1]}/$SLURM_JOB_ID…",
+                )
 
 
 def _is_restricted(command: Command, place: int) -> bool:
@@ -137,11 +164,12 @@ RULES = (
     ),
     Rule(
         code="E510",
-        title="processes ended by name",
+        title="processes or files of other jobs",
         severity=ADVICE,
         check=find_killed_by_name,
         why="Without `--exclusive`, a node can run several jobs of a user. pkill and killall find "
-        "the processes of all of them. Slurm ends the processes of a job when the job ends.",
+        "the processes of all of them. Slurm ends the processes of a job when the job ends. "
+        "`rm folder/*` removes the files of all jobs, also of those that still run.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -120,7 +120,9 @@ def _cancelled(plain: list[Command]) -> Iterator[Hit]:
             at=end,
             what="The job is always CANCELLED, whether it succeeds or not, because scancel cancels "
             "it.",
-            fix="remove this line: a job ends with its script",
+            fix=f"remove line {end.line}: a job ends with its script"
+            if not plain[:-1] or plain[-2].name not in _ENDING
+            else f"{_ERREXIT_FIX}, and remove line {end.line}: a job ends with its script",
         )
 
 
@@ -233,7 +235,8 @@ def _always_succeeds(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             at=command,
             what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
             f"{end.line}) succeeds afterwards.",
-            fix=f"remove line {end.line}",
+            # Without the line, the job has the status of the command before it.
+            fix=f"remove line {end.line}" if plain[-2] is command else _ERREXIT_FIX,
         )
 
 

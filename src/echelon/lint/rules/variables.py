@@ -3,24 +3,38 @@
 import difflib
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from operator import itemgetter
 
-from echelon.lint.facts import sources_others
-from echelon.lint.files import Place
+from echelon.lint.facts import sources_others, stops_at_unset
+from echelon.lint.files import Place, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_short_arrays
 from echelon.lint.subject import Subject
 
 _OF_JOB = pattern(r"\$\{?(SLURM_\w+|MASTER_(?:ADDR|PORT)|(?:NODE_|LOCAL_)?RANK|WORLD_SIZE)\b")
-_ASSIGNS_OTHERWISE = pattern(
-    r"\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select)\b"
+_SETS_BY_NAME = pattern(
+    r"\b(?:declare|typeset|local|export|readonly|printf\s+-v|read|mapfile|readarray)\s+"
+    r"(?:-\w+\s+){0,9}[\"']?\$|\beval\s+[\"']?\\?\$?\{?\w+\}?=|"
+    r"\beval\s+[\"']?(?:\$\(|`)(?![^)`\n]{0,200}(?:hook|activate|init|conda|agent))"
 )
+"""Commands that set variables whose names the script does not show."""
+_OF_BASH = frozenset({"REPLY", "OPTARG", "OPTIND", "MAPFILE"})
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+_ASKED_OTHERWISE = pattern(r"--(?:gres|gpus|gpu)\b|\s-G\s?\d")
+"""Options for GPUs, in a line that shows how to submit a script."""
+_OF_GPUS = pattern(r"(?i)gpu|cuda|nvidia|dgx|[avh]100|h200|l40|rtx|\bt4\b")
+"""Names of partitions whose jobs may get GPUs without a request."""
 _PATH = pattern(r"\$\{?[A-Za-z_]\w+\}?(?=/|$)")
 _SLURM_NAME = pattern(
     r"SLURM_(?:JOB|NTASKS|NNODES|PROCID|LOCALID|NODE|ARRAY|CPUS|GPUS|SUBMIT|STEP|NPROCS|TASKS)[A-Z_]*"
 )
 _TWO = 2
+_MOST_NAMES = 256
+"""Names to remember, because scripts use a variable several times."""
+_SHORTEST = 5
+"""Minimum length of names that are not set."""
 _AMPERSAND = pattern(r"(?<![&>|<])&(?![&>\d])|\bcoproc\b")
 _LAST_BACKGROUND = pattern(r"[^#']*\$!(?!\w)")
 _NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
@@ -146,9 +160,15 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from find_short_arrays(subject)
     yield from _no_background(subject)
     yield from _set_later(subject)
+    yield from _no_devices(subject)
+    yield from _never_set(subject)
+
+
+def _never_set(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or sources_others(subject):
         return
-    doubtful = any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells)
+    code = _code(subject)
+    doubtful = bool(_SETS_BY_NAME.search(code))
     assigned = {assignment.name for assignment in subject.assignments}
     read = {name for shell in subject.shells for name in shell.names_read}
     unread = {name for name in assigned - read if name not in subject.exported}
@@ -160,7 +180,7 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     for path, words in used:
         for use in (use for word in words for use in word.uses):
             name = use.name
-            if use.guarded or name in assigned | told or not name[0].isalpha() or len(name) < 5:
+            if use.guarded or name in assigned | told or not _is_long(name):
                 continue
             if twin := _twin(subject, name):
                 told.add(name)
@@ -169,7 +189,8 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                     what=f"Nothing in the script sets `{name}`. It sets `{twin}`.",
                     fix=f"${twin}",
                 )
-            if twin or doubtful or (loads and _OF_MODULE.search(name)):
+            module = loads and _OF_MODULE.search(name)
+            if twin or doubtful or module or _is_set_otherwise(code, name):
                 continue
             if path == subject.path and _stops_at(subject, name):
                 told.add(name)
@@ -197,6 +218,69 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                     fix=f"{name}=…",
                     severity=ADVICE,
                 )
+
+
+def _is_long(name: str) -> bool:
+    return name[0].isalpha() and len(name) >= _SHORTEST
+
+
+def _code(subject: Subject) -> str:
+    """Return the text of all shells without the lines that are comments."""
+    lines = (line for shell in subject.shells for line in shell.text.split("\n"))
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def _is_set_otherwise(code: str, name: str) -> bool:
+    """Tell whether a command such as read, or arithmetic, may set a variable."""
+    if name in _OF_BASH:
+        return True
+    commands = r"read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select"
+    return bool(
+        re.search(rf"\b(?:{commands})\b[^\n]{{0,300}}\b{name}\b|\(\([^\n]{{0,99}}\b{name}\b", code)
+    )
+
+
+def _no_devices(subject: Subject) -> Iterator[Hit]:
+    """Find the variable with the GPUs behind `set -u`, in a job that requests none."""
+    batch, job = subject.batch, subject.job
+    if batch is None or not subject.is_job or job.gpus_per_node != 0 or batch.suspect:
+        return
+    items = subject.directives.items
+    if any(
+        i.option in ("partition", "constraint", "qos") and _OF_GPUS.search(i.value) for i in items
+    ):
+        return
+    set_here = re.search(
+        rf"\b{_DEVICES}(?:=|:?[-=?+])|-[vnz]\s+\S{{0,4}}{_DEVICES}", _code(subject)
+    )
+    if set_here or any(_DEVICES in text for text in _sourced(subject)):
+        return
+    words = [(c.line, w) for c in batch.commands if c.certain for w in c.words]
+    words += [(a.line, a.value) for a in batch.assignments if a.certain]
+    uses = sorted(u.line for _, w in words for u in w.uses if u.name == _DEVICES)
+    if not uses or not stops_at_unset(batch, uses[0]):
+        return
+    comments = [line for line in subject.text.split("\n") if line.lstrip().startswith("#")]
+    shown = (*comments, *subject.files.lines_with(subject.path))
+    if not any(map(_ASKED_OTHERWISE.search, shown)):
+        yield Hit(
+            at=Place(subject.path, uses[0]),
+            what=f"With `set -u`, bash stops here: the job requests no GPUs, so Slurm does not set "
+            f"`{_DEVICES}`.",
+            fix=f"${{{_DEVICES}:-}}",
+            severity=ADVICE,
+        )
+
+
+def _sourced(subject: Subject) -> Iterator[str]:
+    """Yield the texts of the files that a script sources."""
+    for command in subject.commands:
+        if command.name in ("source", ".") and command.arguments:
+            name = command.arguments[0].text
+            name = re.sub(r"^\$\{?\w+\}?/", "", name)
+            place = find_file(subject.files, name, (subject.path, ""))
+            yield subject.files.read(place) or "" if place else ""
 
 
 def _set_later(subject: Subject) -> Iterator[Hit]:
@@ -257,18 +341,26 @@ def _stops_at(subject: Subject, name: str) -> bool:
     batch = subject.batch
     if batch is None or "nounset" not in batch.settings or name.upper() == name:
         return False
-    words = rf"\b(?:for|export|select)\s+{name}\b|\b{name}\+?=|\b{name}\[|-v\s+{name}\b"
-    return not name.endswith("_proxy") and not re.search(
-        words, "\n".join(shell.text for shell in subject.shells)
-    )
+    return not name.endswith("_proxy") and not _is_set_in_text(_code(subject), name)
 
 
 def _is_own(subject: Subject, name: str) -> bool:
     """Tell whether only the script can set a variable: a name in lower case, or a rendezvous."""
     chosen = name.lower() == name or name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-    own = rf"\b(?:for|export|select)\s+{name}\b|\b{name}\+?=|\b{name}\[|-[vz]\s+\S{{0,3}}{name}\b"
-    texts = [shell.text for shell in subject.shells]
-    return chosen and not name.endswith("_proxy") and not re.search(own, "\n".join(texts))
+    return chosen and not name.endswith("_proxy") and not _is_set_in_text(_code(subject), name)
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def _is_set_in_text(code: str, name: str) -> bool:
+    """Tell whether a script has text that sets or tests a variable, also text that is not read.
+
+    An argument such as model=… sets nothing.
+    """
+    start = r"(?:^|[;&|({`'\"]|\b(?:then|do|else|export|readonly|local|declare|typeset)\b)[ \t]*"
+    more = r"(?:-\w{1,9}[ \t]{1,9})?(?:\w{1,60}=\S{0,200}[ \t]{1,9}){0,9}"
+    other = rf"\b(?:for|export|select)\s+{name}\b|-[vz]\s+\S{{0,3}}{name}\b"
+    code = code.replace("\\\n", " ")
+    return bool(re.search(rf"(?m){start}{more}[\"']?{name}(?:\+?=|\[)|{other}", code))
 
 
 def _twin(subject: Subject, name: str) -> str:

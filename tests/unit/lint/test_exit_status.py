@@ -1,0 +1,157 @@
+"""The exit status of a script in which one command fails: lint's answer is that of real bash."""
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echelon.lint.exit_status import endings
+
+FAILS = "fails() { (( ++calls )); return 3; }"
+"""The command that fails, as a function, because nothing else is run."""
+
+STATEMENTS = (
+    "{run}",
+    "{run} | cat",
+    "{run} || true",
+    "{run} || exit 1",
+    "{run} && echo well",
+    "{run} || echo failed",
+    "{run} || {{ echo failed; exit 1; }}",
+    "{run}; echo after",
+    "! {run}",
+    "({run})",
+    "(cd . && {run})",
+    "{{ {run}; }}",
+    "if {run}; then\n echo well\nfi",
+    "if ! {run}; then\n exit 1\nfi",
+    "if {run}; then echo well; else echo failed; exit 2; fi",
+    "for i in 1 2; do\n {run} $i\ndone",
+    "for i in 1 2; do\n {run} $i || exit 1\ndone",
+    "for i in 1 2; do\n {run}\n echo next\ndone",
+    "for i in 1 2; do\n {run} || break\ndone",
+    "while read -r x; do\n {run}\ndone <<< a",
+    "{run} &\nwait",
+    "{run} &\nwait $!",
+    "{run} &\npid=$!\nwait $pid",
+    "pids=()\n{run} &\npids+=($!)\nfor p in ${{pids[@]}}; do wait $p || exit 1; done",
+    "work() {{\n {run}\n}}\nwork",
+    "work() {{\n {run}\n echo after\n}}\nwork",
+    "work() {{ {run} || return 1; }}\nwork",
+    "out=$({run})",
+    "local_out=$({run}) || exit 1",
+    "export OUT=$({run})",
+    "echo $({run})",
+    "{run} | cat\nexit ${{PIPESTATUS[0]}}",
+    "case a in a) {run};; esac",
+    "set -e\n{run}\nset +e",
+    "set +e\n{run}\nset -e",
+    "{run} || code=$?\nexit $code",
+    "code=0\n{run} || code=$?\necho $code",
+    "{run}\ncode=$?",
+    "[ -d . ] && {run}",
+    "if [ -d . ]; then {run}; else echo no; fi",
+    "trap 'exit 4' EXIT\n{run}",
+    "trap 'code=$?; echo bye; exit $code' EXIT\n{run}",
+)
+BEFORE = (
+    *("", "", "set -e", "set -eu", "set -euo pipefail", "set -o pipefail", "set -o errexit"),
+    *("set +e", "set -e\nset +e", "trap 'echo bye' EXIT", "trap 'exit 1' ERR"),
+    "set -E\ntrap 'exit 1' ERR",
+)
+AFTER = (
+    *("", "", "echo done", "exit", "exit 0", "exit $?", "true", ":", "wait", "echo $?"),
+    *("code=$?\necho $code\nexit $code", "[ $? -eq 0 ] || exit 1\necho well", "exit ${code:-0}"),
+    *("if [ $? -ne 0 ]; then exit 1; fi\necho well", "if [ $? -ne 0 ]; then echo failed; fi"),
+    *("(( $? == 0 )) || exit 1", "[[ $? == 0 ]] || { echo failed; exit 2; }", "cp a b || true"),
+)
+SCRIPTS = st.tuples(*map(st.sampled_from, (BEFORE, STATEMENTS, AFTER)))
+
+
+def status(text):
+    """Run a script with bash. `cp` fails, too; its failure is always handled."""
+    done = subprocess.run(
+        ["bash", "-c", f"calls=0\n{FAILS}\n{text}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    return done.returncode
+
+
+@settings(max_examples=150, deadline=None)
+@given(SCRIPTS)
+def test_the_status_is_that_of_bash(parts):
+    before, statement, after = parts
+    text = "\n".join(part for part in (before, statement.format(run="fails"), after) if part) + "\n"
+    line = next(n for n, line in enumerate(text.split("\n"), 1) if "fails" in line)
+    ends = endings(text, line, "fails")
+    if ends is None:  # lint claims nothing
+        return
+    real = status(text) == 0
+    assert real in {end.succeeds for end in ends}, text
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "handled"),
+    [
+        ("fails\necho done\n", 2, False),
+        ("fails || true\necho done\n", 2, True),
+        ("if fails; then echo a; fi\n", 1, True),
+        ("fails\n[ $? -eq 0 ] || echo failed\n", 2, True),
+        ("fails &\nwait $! || echo failed\n", 2, True),
+        ("fails\n[ -f a ] || echo none\n", 2, False),
+        ("fails\ncode=$?\necho done\nexit 0\n", 4, False),
+    ],
+)
+def test_how_a_lost_failure_was_lost(text, line, handled):
+    ends = endings(text, 1, "fails")
+    assert ends
+    assert all(end.succeeds and end.handled == handled for end in ends)
+    assert max(end.line for end in ends) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "lost_in"),
+    [
+        ("fails | tee log\necho done\n", "|"),
+        ("fails &\nwait\n", "wait"),
+        ("fails &\necho done\n", "&"),
+        ("fails &\nwait $!\necho done\n", ""),
+    ],
+)
+def test_what_takes_the_status(text, lost_in):
+    assert {end.lost_in for end in endings(text, 1, "fails")} == {lost_in}
+
+
+def test_conditions_that_decide_nothing_are_cheap():
+    text = "fails\n" + "if [ -f $x ]; then a=1; else b=$x; fi\n" * 400 + "echo done\n"
+    ends = endings(text, 1, "fails")
+    assert ends
+    assert {end.succeeds for end in ends} == {True}
+
+
+def test_a_failure_of_one_round_of_a_loop_is_lost():
+    text = "for i in 1 2; do\n fails $i\ndone\n"
+    assert not any(end.succeeds for end in endings(text, 2, "fails"))
+    assert all(end.succeeds for end in endings(text, 2, "fails", once=True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fails\nuntil ready; do sleep 1; done\n",
+        "while true; do fails && break; sleep 1; done\n",
+        "fails\nexit $other\n",
+        "fails\nkill $$\n",
+        "fails\nscancel $SLURM_JOB_ID\n",
+        "a() { a; }\na\nfails\n",
+        "(" * 300 + "fails" + ")" * 300,
+        "fails\n" + "".join(f"[ -f $x ] && a{n}=1\n[ $a{n} = 1 ] || b=1\n" for n in range(9)),
+    ],
+)
+def test_nothing_is_claimed_where_it_is_unclear(text):
+    line = next(n for n, line in enumerate(text.split("\n"), 1) if "fails" in line)
+    assert endings(text, line, "fails") is None
