@@ -27,6 +27,7 @@ from echelon.lint.rules import (
     gradients,
     hidden,
     idle,
+    imports,
     missing,
     names,
     no_gpus,
@@ -76,7 +77,7 @@ THEMES = {
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
     "Output and failures": (output, failures, statuses, exits, signals),
-    "Python scripts": (data, gradients, saving, processes, names, hidden),
+    "Python scripts": (data, gradients, saving, processes, names, hidden, imports),
 }
 RULES: tuple[Rule, ...] = tuple(
     sorted(
