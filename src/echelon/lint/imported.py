@@ -1,14 +1,17 @@
 """The modules that a Python script imports: those beside it, and the names of all others."""
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator
 
 from echelon.core.frozen import frozen
 from echelon.lint.files import Files, beside
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
 from echelon.lint.subject import Subject
 
 _MOST_MODULES = 100
+_COMMENT = pattern(r"#[^\n]*")
 
 
 @frozen
@@ -26,9 +29,14 @@ class Imported:
     """What a script and all modules beside it import."""
 
     texts: tuple[str, ...]
-    """The text of the script and of the modules that lint read."""
+    """The text of the script, and then those of the modules that lint read."""
     others: frozenset[str]
     """The first parts of the names of the modules that are elsewhere."""
+
+    @property
+    def codes(self) -> Iterator[str]:
+        """The texts without comments; a string that contains `#` is cut."""
+        return (_COMMENT.sub("", text) for text in self.texts)
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> Iterator[Import]:
@@ -62,14 +70,14 @@ def read_imported(subject: Subject, python: PythonScript) -> Imported | None:
     None if lint does not find one of the modules of the repository, or cannot parse it.
     """
     files, start = subject.files, start_of(subject, python)
-    own = _names_in_repository(files, python)
+    own = _names_in_repository(files, python) - sys.stdlib_module_names
+    searched = [start, *_searched(files, python)]
     texts, others = {python.path: python.text}, set[str]()
     waiting: list[tuple[str, Iterable[ast.AST]]] = [(python.path, python.nodes)]
     while waiting:
         path, nodes = waiting.pop()
         for one in imports_of(nodes):
-            places = [beside(start if one.top else path, place) for place in one.places]
-            found = {place: text for place in places if (text := files.read(place)) is not None}
+            found = _find(files, searched if one.top else [path], one)
             if not found and (not one.top or one.top in own):
                 return None
             if not found:
@@ -83,6 +91,24 @@ def read_imported(subject: Subject, python: PythonScript) -> Imported | None:
                     return None
                 waiting.append((place, ast.walk(module)))
     return Imported(texts=tuple(texts.values()), others=frozenset(others))
+
+
+def _find(files: Files, bases: Iterable[str], one: Import) -> dict[str, str]:
+    """Return the files of an import in the first directory that has one, with their texts."""
+    for base in bases:
+        places = (beside(base, place) for place in one.places)
+        found = {place: text for place in places if (text := files.read(place)) is not None}
+        if found:
+            return found
+    return {}
+
+
+def _searched(files: Files, python: PythonScript) -> Iterator[str]:
+    """Yield paths in the directories that PYTHONPATH or an installation usually add."""
+    root = files.root(python.path)
+    if root is not None:
+        for folder in ("", "src/"):
+            yield f"{root.path}/{folder}start.py"
 
 
 def start_of(subject: Subject, python: PythonScript) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from echelon.lint.linting import lint
-from unit.lint.fakes import SlurmOf, TextFiles, codes
+from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=64G\n"
 ONE, TWO = f"{HEAD}#SBATCH --gpus-per-node=1\n", f"{HEAD}#SBATCH --gpus-per-node=2\n"
@@ -206,3 +206,88 @@ def test_srun_without_a_command(command, told):
 def test_srun_that_a_broken_line_cuts_off():
     reported = codes("srun --ntasks=1 \\\n # a comment\n  --label python a.py\n", HEAD)
     assert [severity for code, severity in reported if code == "E208"] == ["error"]
+
+
+def resources(body, head, **texts):
+    """Return code, severity, file and line of the findings about idle GPUs and CPUs."""
+    scripts = {f"{name}.py": text for name, text in texts.items()}
+    files = TextFiles({**scripts, "job.sh": ""}, repository=True)
+    told = lint(f"{head}{body}\n", path="job.sh", files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity), f.path, f.line) for f in told if f.code in ("E203", "E410")]
+
+
+TWO_GPUS = f"{JOB}#SBATCH --gpus-per-node=2\n"
+HIDES = 'import os, torch\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\ntorch.ones(1).cuda()\n'
+HIDDEN = [("E203", "warning", "a.py", 2)]
+MAYBE_IDLE = [("E203", "advice", "job.sh", 4)]
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "script", "told"),
+    [
+        ("python a.py", TWO_GPUS, HIDES, HIDDEN),
+        ("srun --ntasks=1 python a.py", TWO_GPUS, HIDES, HIDDEN),
+        ("hostname\nconda activate x\npython -u a.py --b=1", TWO_GPUS, HIDES, HIDDEN),
+        ("python a.py", TWO_GPUS, HIDES.replace('"0"', '"1, 0"'), MAYBE_IDLE),
+        ("python a.py", f"{JOB}#SBATCH --gpus-per-node=1\n", HIDES, []),
+        ("python a.py", TWO_GPUS, HIDES.replace("os.env", "if test: os.env"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES.replace("os.env", "def f(): os.env"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES.replace('"0"', "gpu"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES + 'print("CUDA_VISIBLE_DEVICES")\n', MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES.replace(", torch", ", torch.cuda"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES + "os.system('b')\n", MAYBE_IDLE),
+        ("python a.py\n./server", TWO_GPUS, HIDES, MAYBE_IDLE),
+        ("python a.py &\npython b.py", TWO_GPUS, HIDES, []),
+        ("torchrun --nproc_per_node=2 a.py", TWO_GPUS, HIDES, []),
+    ],
+)
+def test_gpus_that_a_script_hides_from_itself(body, head, script, told):
+    assert resources(body, head, a=script) == told
+
+
+ONE_GPU = f"{JOB}#SBATCH --gres=gpu:1\n"
+ON_CPU = [("E203", "advice", "job.sh", 3)]
+CHECK = "import torch; print(torch.cuda.is_available())"
+MODEL = "import numpy as np\nfrom lib.data import load\nnp.mean(load())\n"
+DATA = "import pandas as pd\ndef load():\n    return pd.read_csv('a.csv')\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "script", "data", "told"),
+    [
+        ("python a.py", MODEL, DATA, ON_CPU),
+        ("python a.py\npython a.py --more", MODEL, DATA, ON_CPU),
+        ("srun python a.py", MODEL, DATA, ON_CPU),
+        (
+            f'python -c "{CHECK}"\npython a.py',
+            MODEL,
+            DATA,
+            ON_CPU,
+        ),
+        ("log() { echo $1; }\nlog start\npython a.py", MODEL, DATA, ON_CPU),
+        ("python a.py", f"import torch\n{MODEL}", DATA, []),
+        ("python a.py", MODEL, f"{DATA}    import torch\n", []),
+        ("python a.py", MODEL, f"{DATA}    import cupy\n", []),
+        ("python a.py", f"import subprocess\n{MODEL}", DATA, []),
+        ("python a.py", f"import pickle\n{MODEL}", DATA, []),
+        ("python a.py", f"{MODEL}use('gpu')\n", DATA, []),
+        ("python a.py", f"from . import other\n{MODEL}", DATA, []),
+        ("python a.py", f"from lib import missing\n{MODEL}", DATA, ON_CPU),
+        ("python a.py", f"import lib.missing\n{MODEL}", DATA, []),
+        ("python a.py --device=cuda", MODEL, DATA, []),
+        ("python a.py\n./simulate", MODEL, DATA, []),
+        ("conda run ./simulate\npython a.py", MODEL, DATA, []),
+        ("python -c 'import torch; torch.ones(1).cuda()'\npython a.py", MODEL, DATA, []),
+        (f'python -c "{CHECK}; torch.rand(9)"\npython a.py', MODEL, DATA, []),
+        ("python a.py\npython other.py", MODEL, DATA, []),
+        ("source ./setup.sh\npython a.py", MODEL, DATA, []),
+        ("torchrun a.py", MODEL, DATA, []),
+    ],
+)
+def test_gpus_of_scripts_that_use_none(body, script, data, told):
+    texts = {"a": script, "lib/data": data, "lib/__init__": ""}
+    assert resources(body, ONE_GPU, **texts) == told
+
+
+def test_scripts_without_gpus_in_jobs_without_gpus():
+    assert resources("python a.py", JOB, a="print(1)\n") == []
