@@ -27,6 +27,7 @@ from echelon.lint.rules import (
     gradients,
     hidden,
     idle,
+    idle_cpus,
     imports,
     missing,
     names,
@@ -75,7 +76,7 @@ THEMES = {
         frameworks,
     ),
     "Rendezvous and variables": (ports, addresses, world, variables),
-    "CPUs and environment variables": (cpus, environment),
+    "CPUs and environment variables": (cpus, idle_cpus, environment),
     "Output and failures": (output, failures, statuses, exits, signals),
     "Python scripts": (data, gradients, saving, processes, names, hidden, imports),
 }

@@ -291,3 +291,69 @@ def test_gpus_of_scripts_that_use_none(body, script, data, told):
 
 def test_scripts_without_gpus_in_jobs_without_gpus():
     assert resources("python a.py", JOB, a="print(1)\n") == []
+
+
+MANY = f"{JOB}#SBATCH --cpus-per-task=16\n#SBATCH --gres=gpu:1\n#SBATCH --mem=64G\n"
+LOADER = (
+    "import torch\nfrom torch.utils.data import DataLoader\nfor x in DataLoader([]{}): x.cuda()\n"
+)
+IDLE = [("E410", "advice", "job.sh", 3)]
+OPTION = (
+    "import argparse\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--workers', type=int, default=2)\nargs = parser.parse_args()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "script", "told"),
+    [
+        ("python a.py", MANY, LOADER.format(""), IDLE),
+        ("python a.py", MANY, LOADER.format(", num_workers=7"), IDLE),
+        ("python a.py", MANY, LOADER.format(", num_workers=8"), []),
+        ("python a.py", MANY, LOADER.format("") + LOADER.format(", num_workers=8"), []),
+        ("python a.py", MANY, f"N = 2\n{LOADER.format(', num_workers=N')}", IDLE),
+        ("python a.py", MANY, LOADER.format(", num_workers=f()"), []),
+        ("python a.py", MANY, LOADER.format(", **options"), []),
+        ("python a.py", MANY, OPTION + LOADER.format(", num_workers=args.workers"), IDLE),
+        (
+            "python a.py --workers=3",
+            MANY,
+            OPTION + LOADER.format(", num_workers=args.workers"),
+            IDLE,
+        ),
+        ("python a.py --workers=9", MANY, OPTION + LOADER.format(", num_workers=args.workers"), []),
+        (
+            "python a.py --workers=$N",
+            MANY,
+            OPTION + LOADER.format(", num_workers=args.workers"),
+            [],
+        ),
+        ("srun python a.py", MANY, LOADER.format(""), IDLE),
+        ("srun --cpus-per-task=2 python a.py", MANY, LOADER.format(""), []),
+        ("python a.py &\npython a.py &\nwait", MANY, LOADER.format(""), []),
+        ("torchrun --nproc_per_node=1 a.py", MANY, LOADER.format(""), []),
+        ("export OMP_NUM_THREADS=16\npython a.py", MANY, LOADER.format(""), []),
+        ("make -j 16\npython a.py", MANY, LOADER.format(""), []),
+        ("python a.py", MANY, f"import joblib\n{LOADER.format('')}", []),
+        ("python a.py", MANY, f"from sklearn.svm import SVC\n{LOADER.format('')}", []),
+        ("python a.py", MANY, f"from sklearn.metrics import f1_score\n{LOADER.format('')}", IDLE),
+        ("python a.py", MANY, f"import b\n{LOADER.format('')}", []),
+        ("python a.py", MANY, "import torch\ntorch.ones(1).cuda()\n", []),
+        ("python a.py", MANY.replace("=16", "=7"), LOADER.format(""), []),
+        ("python a.py", MANY.replace("gpu:1", "tmp:1"), LOADER.format(""), []),
+        ("python a.py", MANY.replace("--mem=", "--mem-per-cpu="), LOADER.format(""), []),
+        ("python a.py", MANY.replace("#SBATCH --mem=64G", "#"), LOADER.format(""), []),
+        ("srun python a.py", f"{MANY}#SBATCH --ntasks-per-node=2\n", LOADER.format(""), []),
+    ],
+)
+def test_idle_cpus(body, head, script, told):
+    b = "from torch.utils.data import DataLoader\nDataLoader([], num_workers=15)\n"
+    found = resources(body, head, a=script, b=b)
+    assert [one for one in found if one[0] == "E410"] == told
+
+
+def test_data_loaders_of_modules_that_pythonpath_adds():
+    texts = {"scripts/a": f"import lib.b\n{LOADER.format('')}", "lib/b": LOADER.format("")}
+    assert resources("PYTHONPATH=. python scripts/a.py", MANY, **texts) == []
+    texts["lib/b"] = "import torch\n"
+    assert resources("PYTHONPATH=. python scripts/a.py", MANY, **texts) == IDLE
