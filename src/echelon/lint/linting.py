@@ -27,6 +27,8 @@ from echelon.lint.rules import (
     gradients,
     hidden,
     idle,
+    idle_cpus,
+    imports,
     missing,
     names,
     no_gpus,
@@ -74,9 +76,9 @@ THEMES = {
         frameworks,
     ),
     "Rendezvous and variables": (ports, addresses, world, variables),
-    "CPUs and environment variables": (cpus, environment),
+    "CPUs and environment variables": (cpus, idle_cpus, environment),
     "Output and failures": (output, failures, statuses, exits, signals),
-    "Python scripts": (data, gradients, saving, processes, names, hidden),
+    "Python scripts": (data, gradients, saving, processes, names, hidden, imports),
 }
 RULES: tuple[Rule, ...] = tuple(
     sorted(

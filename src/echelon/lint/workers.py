@@ -1,9 +1,17 @@
 """The data loader workers of a rank, from its command line or its Python script."""
 
+import ast
 import re
 
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, constant, keyword, unparse
+from echelon.lint.python_script import (
+    PythonScript,
+    constant,
+    has_spread,
+    keyword,
+    unparse,
+    values_of,
+)
 from echelon.lint.subject import Started, Subject
 
 _WORKER_KEY = pattern(r"\.(?:num_)?workers$")
@@ -14,6 +22,8 @@ _WORKER_FLAGS = frozenset(
         *("--dataloader_num_workers", "--dataloader-num-workers"),
     }
 )
+_PLACE = 5
+"""The position of num_workers among the arguments of a DataLoader."""
 
 
 def count_workers(subject: Subject, one: Started) -> tuple[str, int, int]:
@@ -34,6 +44,30 @@ def count_workers(subject: Subject, one: Started) -> tuple[str, int, int]:
         if all(word.known for word in words):
             return _default_workers(one.python)
     return "", 0, 0
+
+
+def known_workers(subject: Subject, one: Started) -> int | None:
+    """Return the largest number of workers of a data loader; None if it is not certain."""
+    python = one.python
+    loaders = python.calls("DataLoader") if python is not None else []
+    if python is None or not loaders or "DataLoader(" in python.neighbours:
+        return None
+    if python.text.count("DataLoader(") != len(loaders) or any(map(has_spread, loaders)):
+        return None
+    given = (keyword(call, "num_workers", _PLACE) for call in loaders)
+    numbers = [_number(subject, one, python, node) if node else 0 for node in given]
+    known = [number for number in numbers if number is not None]
+    return max(known) if len(known) == len(numbers) else None
+
+
+def _number(subject: Subject, one: Started, python: PythonScript, node: ast.expr) -> int | None:
+    """Return the greatest value of an expression; None if it is not known."""
+    values = [constant(value) for value in values_of(python, node)]
+    numbers = [value for value in values if type(value) is int]
+    if numbers and len(numbers) == len(values):
+        return max(numbers)
+    count = count_workers(subject, one)[2] if unparse(node).startswith("args.") else 0
+    return count or None
 
 
 def _default_workers(python: PythonScript) -> tuple[str, int, int]:

@@ -1356,3 +1356,92 @@ def test_a_long_option_with_one_dash(directive, read):
 
 def _findings(script):
     return lint(script, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+
+
+USES_TOOLS = "from tools.metrics import score\n"
+
+
+def modules_not_found(line, python, more=(), extra=""):
+    texts = {"scripts/run.py": python, "tools/metrics.py": "def score(): pass\n", **dict(more)}
+    files = TextFiles({**texts, "job.sh": ""}, repository=True)
+    body = f"{JOB}{extra}{line}\n"
+    found = lint(body, path="job.sh", files=files, programs=SlurmOf())
+    return [(f.line, str(f.severity), f.fix) for f in found if f.code == "E629"]
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("python scripts/run.py", "$PWD  # or start it with -m scripts.run"),
+        ("python3.11 -u ./scripts/run.py", "$PWD  # or start it with -m scripts.run"),
+        ("srun python scripts/run.py --a=1", "$PWD  # or start it with -m scripts.run"),
+        ("torchrun --standalone scripts/run.py", "$PWD  # or start it with -m scripts.run"),
+        ("accelerate launch --multi_gpu scripts/run.py", "$PWD  # or start it with -m scripts.run"),
+        ("python /home/me/own/scripts/run.py", "/home/me/own"),
+        ("python ../own/scripts/run.py", "$PWD/../own"),
+        ("python -m scripts.run", None),
+        ("ipython scripts/run.py", None),
+        ("accelerate launch scripts/run.py", None),
+        ("deepspeed scripts/run.py", None),
+        ("apptainer exec a.sif python scripts/run.py", None),
+        ("PYTHONPATH=. python scripts/run.py", None),
+        ("cp scripts/run.py .; python scripts/run.py", None),
+        ("source setup.sh\npython scripts/run.py", None),
+    ],
+)
+def test_modules_that_python_does_not_find(line, fix):
+    found = modules_not_found(line, USES_TOOLS)
+    assert found == ([(3, "warning", f"export PYTHONPATH={fix}")] if fix else [])
+
+
+@pytest.mark.parametrize(
+    ("python", "found"),
+    [
+        (USES_TOOLS, True),
+        ("import tools.metrics\n", True),
+        ("from tools import metrics\n", True),
+        ("import scripts.run\n", True),
+        ("from tools.other import score\n", False),
+        ("import sys\nsys.path.append('.')\nimport tools.metrics\n", False),
+        ("import other\nimport tools.metrics\n", False),
+        ("try:\n    import tools.metrics\nexcept ImportError:\n    pass\n", False),
+        ("def f():\n    import tools.metrics\n", False),
+        ("import datasets\n", False),
+        ("import calendar\n", False),
+        ("import elsewhere\n", False),
+    ],
+)
+def test_imports_of_modules_that_python_does_not_find(python, found):
+    more = {
+        "scripts/other.py": "import sys\nsys.path.insert(0, '..')\n",
+        "datasets/__init__.py": "",
+        "calendar.py": "",
+    }
+    assert bool(modules_not_found("python scripts/run.py", python, more)) == found
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"README.md": "Run pip install -r requirements.txt first.\n"}, True),
+        ({"requirements.txt": "torch\n"}, True),
+        ({"lib/pyproject.toml": ""}, True),
+        ({"scripts/tools.py": ""}, False),
+        ({"scripts/tools/a.py": ""}, False),
+        ({"pyproject.toml": ""}, False),
+        ({"setup.py": ""}, False),
+        ({"README.md": "Run pip install -e . first.\n"}, False),
+        ({"README.md": "Run pip install tools first.\n"}, False),
+        ({"README.md": "Set PYTHONPATH to this directory.\n"}, False),
+        ({"environment.yml": "- pip:\n  - -e .\n"}, False),
+        ({"requirements.txt": "tools==1.0\n"}, False),
+        ({"old/scripts/run.py": ""}, False),
+    ],
+)
+def test_modules_that_may_be_installed(more, found):
+    assert bool(modules_not_found("python scripts/run.py", USES_TOOLS, more)) == found
+
+
+def test_modules_of_several_scripts_are_told_once():
+    lines = "python scripts/run.py\npython scripts/again.py"
+    assert len(modules_not_found(lines, USES_TOOLS, {"scripts/again.py": USES_TOOLS})) == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from echelon.lint.linting import lint
-from unit.lint.fakes import SlurmOf, TextFiles, codes
+from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=64G\n"
 ONE, TWO = f"{HEAD}#SBATCH --gpus-per-node=1\n", f"{HEAD}#SBATCH --gpus-per-node=2\n"
@@ -206,3 +206,154 @@ def test_srun_without_a_command(command, told):
 def test_srun_that_a_broken_line_cuts_off():
     reported = codes("srun --ntasks=1 \\\n # a comment\n  --label python a.py\n", HEAD)
     assert [severity for code, severity in reported if code == "E208"] == ["error"]
+
+
+def resources(body, head, **texts):
+    """Return code, severity, file and line of the findings about idle GPUs and CPUs."""
+    scripts = {f"{name}.py": text for name, text in texts.items()}
+    files = TextFiles({**scripts, "job.sh": ""}, repository=True)
+    told = lint(f"{head}{body}\n", path="job.sh", files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity), f.path, f.line) for f in told if f.code in ("E203", "E410")]
+
+
+TWO_GPUS = f"{JOB}#SBATCH --gpus-per-node=2\n"
+HIDES = 'import os, torch\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\ntorch.ones(1).cuda()\n'
+HIDDEN = [("E203", "warning", "a.py", 2)]
+MAYBE_IDLE = [("E203", "advice", "job.sh", 4)]
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "script", "told"),
+    [
+        ("python a.py", TWO_GPUS, HIDES, HIDDEN),
+        ("srun --ntasks=1 python a.py", TWO_GPUS, HIDES, HIDDEN),
+        ("hostname\nconda activate x\npython -u a.py --b=1", TWO_GPUS, HIDES, HIDDEN),
+        ("python a.py", TWO_GPUS, HIDES.replace('"0"', '"1, 0"'), MAYBE_IDLE),
+        ("python a.py", f"{JOB}#SBATCH --gpus-per-node=1\n", HIDES, []),
+        ("python a.py", TWO_GPUS, HIDES.replace("os.env", "if test: os.env"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES.replace("os.env", "def f(): os.env"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES.replace('"0"', "gpu"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES + 'print("CUDA_VISIBLE_DEVICES")\n', MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES.replace(", torch", ", torch.cuda"), MAYBE_IDLE),
+        ("python a.py", TWO_GPUS, HIDES + "os.system('b')\n", MAYBE_IDLE),
+        ("python a.py\n./server", TWO_GPUS, HIDES, MAYBE_IDLE),
+        ("python a.py &\npython b.py", TWO_GPUS, HIDES, []),
+        ("torchrun --nproc_per_node=2 a.py", TWO_GPUS, HIDES, []),
+    ],
+)
+def test_gpus_that_a_script_hides_from_itself(body, head, script, told):
+    assert resources(body, head, a=script) == told
+
+
+ONE_GPU = f"{JOB}#SBATCH --gres=gpu:1\n"
+ON_CPU = [("E203", "advice", "job.sh", 3)]
+CHECK = "import torch; print(torch.cuda.is_available())"
+MODEL = "import numpy as np\nfrom lib.data import load\nnp.mean(load())\n"
+DATA = "import pandas as pd\ndef load():\n    return pd.read_csv('a.csv')\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "script", "data", "told"),
+    [
+        ("python a.py", MODEL, DATA, ON_CPU),
+        ("python a.py\npython a.py --more", MODEL, DATA, ON_CPU),
+        ("srun python a.py", MODEL, DATA, ON_CPU),
+        (
+            f'python -c "{CHECK}"\npython a.py',
+            MODEL,
+            DATA,
+            ON_CPU,
+        ),
+        ("log() { echo $1; }\nlog start\npython a.py", MODEL, DATA, ON_CPU),
+        ("python a.py", f"import torch\n{MODEL}", DATA, []),
+        ("python a.py", MODEL, f"{DATA}    import torch\n", []),
+        ("python a.py", MODEL, f"{DATA}    import cupy\n", []),
+        ("python a.py", f"import subprocess\n{MODEL}", DATA, []),
+        ("python a.py", f"import pickle\n{MODEL}", DATA, []),
+        ("python a.py", f"{MODEL}use('gpu')\n", DATA, []),
+        ("python a.py", f"from . import other\n{MODEL}", DATA, []),
+        ("python a.py", f"from lib import missing\n{MODEL}", DATA, ON_CPU),
+        ("python a.py", f"import lib.missing\n{MODEL}", DATA, []),
+        ("python a.py --device=cuda", MODEL, DATA, []),
+        ("python a.py\n./simulate", MODEL, DATA, []),
+        ("conda run ./simulate\npython a.py", MODEL, DATA, []),
+        ("python -c 'import torch; torch.ones(1).cuda()'\npython a.py", MODEL, DATA, []),
+        (f'python -c "{CHECK}; torch.rand(9)"\npython a.py', MODEL, DATA, []),
+        ("python a.py\npython other.py", MODEL, DATA, []),
+        ("source ./setup.sh\npython a.py", MODEL, DATA, []),
+        ("torchrun a.py", MODEL, DATA, []),
+    ],
+)
+def test_gpus_of_scripts_that_use_none(body, script, data, told):
+    texts = {"a": script, "lib/data": data, "lib/__init__": ""}
+    assert resources(body, ONE_GPU, **texts) == told
+
+
+def test_scripts_without_gpus_in_jobs_without_gpus():
+    assert resources("python a.py", JOB, a="print(1)\n") == []
+
+
+MANY = f"{JOB}#SBATCH --cpus-per-task=16\n#SBATCH --gres=gpu:1\n#SBATCH --mem=64G\n"
+LOADER = (
+    "import torch\nfrom torch.utils.data import DataLoader\nfor x in DataLoader([]{}): x.cuda()\n"
+)
+IDLE = [("E410", "advice", "job.sh", 3)]
+OPTION = (
+    "import argparse\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--workers', type=int, default=2)\nargs = parser.parse_args()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "script", "told"),
+    [
+        ("python a.py", MANY, LOADER.format(""), IDLE),
+        ("python a.py", MANY, LOADER.format(", num_workers=7"), IDLE),
+        ("python a.py", MANY, LOADER.format(", num_workers=8"), []),
+        ("python a.py", MANY, LOADER.format("") + LOADER.format(", num_workers=8"), []),
+        ("python a.py", MANY, f"N = 2\n{LOADER.format(', num_workers=N')}", IDLE),
+        ("python a.py", MANY, LOADER.format(", num_workers=f()"), []),
+        ("python a.py", MANY, LOADER.format(", **options"), []),
+        ("python a.py", MANY, OPTION + LOADER.format(", num_workers=args.workers"), IDLE),
+        (
+            "python a.py --workers=3",
+            MANY,
+            OPTION + LOADER.format(", num_workers=args.workers"),
+            IDLE,
+        ),
+        ("python a.py --workers=9", MANY, OPTION + LOADER.format(", num_workers=args.workers"), []),
+        (
+            "python a.py --workers=$N",
+            MANY,
+            OPTION + LOADER.format(", num_workers=args.workers"),
+            [],
+        ),
+        ("srun python a.py", MANY, LOADER.format(""), IDLE),
+        ("srun --cpus-per-task=2 python a.py", MANY, LOADER.format(""), []),
+        ("python a.py &\npython a.py &\nwait", MANY, LOADER.format(""), []),
+        ("torchrun --nproc_per_node=1 a.py", MANY, LOADER.format(""), []),
+        ("export OMP_NUM_THREADS=16\npython a.py", MANY, LOADER.format(""), []),
+        ("make -j 16\npython a.py", MANY, LOADER.format(""), []),
+        ("python a.py", MANY, f"import joblib\n{LOADER.format('')}", []),
+        ("python a.py", MANY, f"from sklearn.svm import SVC\n{LOADER.format('')}", []),
+        ("python a.py", MANY, f"from sklearn.metrics import f1_score\n{LOADER.format('')}", IDLE),
+        ("python a.py", MANY, f"import b\n{LOADER.format('')}", []),
+        ("python a.py", MANY, "import torch\ntorch.ones(1).cuda()\n", []),
+        ("python a.py", MANY.replace("=16", "=7"), LOADER.format(""), []),
+        ("python a.py", MANY.replace("gpu:1", "tmp:1"), LOADER.format(""), []),
+        ("python a.py", MANY.replace("--mem=", "--mem-per-cpu="), LOADER.format(""), []),
+        ("python a.py", MANY.replace("#SBATCH --mem=64G", "#"), LOADER.format(""), []),
+        ("srun python a.py", f"{MANY}#SBATCH --ntasks-per-node=2\n", LOADER.format(""), []),
+    ],
+)
+def test_idle_cpus(body, head, script, told):
+    b = "from torch.utils.data import DataLoader\nDataLoader([], num_workers=15)\n"
+    found = resources(body, head, a=script, b=b)
+    assert [one for one in found if one[0] == "E410"] == told
+
+
+def test_data_loaders_of_modules_that_pythonpath_adds():
+    texts = {"scripts/a": f"import lib.b\n{LOADER.format('')}", "lib/b": LOADER.format("")}
+    assert resources("PYTHONPATH=. python scripts/a.py", MANY, **texts) == []
+    texts["lib/b"] = "import torch\n"
+    assert resources("PYTHONPATH=. python scripts/a.py", MANY, **texts) == IDLE

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from echelon.lint.facts import ranks_per_launch
-from echelon.lint.files import Files, beside
+from echelon.lint.imported import imports_are_read
 from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards
 from echelon.lint.python_script import PythonScript
@@ -31,7 +31,7 @@ def find_separate_trainings(subject: Subject) -> Iterator[Hit]:
         if python is None or python.path in told or not _has_several_ranks(one):
             continue
         call = _own_step(python)
-        if call is None or not _imports_are_read(subject.files, python):
+        if call is None or not imports_are_read(subject.files, python):
             continue
         told.add(python.path)
         yield Hit(
@@ -61,32 +61,6 @@ def _own_step(python: PythonScript) -> ast.Call | None:
     if not calls or not steps or not _OF_RANK.search(text) or _AVERAGES.search(text):
         return None
     return next((call for call in calls if not guards(python, call)), None)
-
-
-def _imports_are_read(files: Files, python: PythonScript) -> bool:
-    """Tell whether the script imports no module of its repository that lint did not find."""
-    repository = files.repository(python.path)
-    paths = repository.paths if repository is not None else frozenset()
-    parts = {part for path in paths for part in path.split("/")}
-    return all(
-        any(files.read(beside(python.path, place)) is not None for place in places)
-        for top, places in _imports(python)
-        if not top or top in parts or f"{top}.py" in parts
-    )
-
-
-def _imports(python: PythonScript) -> Iterator[tuple[str, list[str]]]:
-    """Yield the top module of each import, empty if it is relative, and where it may be."""
-    for node in python.nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                stem = alias.name.replace(".", "/")
-                yield alias.name.partition(".")[0], [f"{stem}.py", f"{stem}/__init__.py"]
-        elif isinstance(node, ast.ImportFrom):
-            stem = f"{'../' * (node.level - 1)}{(node.module or '').replace('.', '/') or '.'}"
-            inside = [f"{stem}/{alias.name}.py" for alias in node.names]
-            top = "" if node.level else (node.module or "").partition(".")[0]
-            yield top, [f"{stem}.py", f"{stem}/__init__.py", *inside]
 
 
 RULES = (

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from echelon.lint.files import beside
+from echelon.lint.imported import start_of
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
 from echelon.lint.rule import WARNING, Hit, Rule
@@ -47,7 +48,7 @@ def find_hidden_modules(subject: Subject) -> Iterator[Hit]:
             continue
         at, framework = max(found, key=lambda one: len(_FRAMEWORKS[one[1]]))
         for module in sorted(_FRAMEWORKS[framework]):
-            place = beside(_start(subject, python), f"{module}.py")
+            place = beside(start_of(subject, python), f"{module}.py")
             if place in told or subject.files.read(place) is None:
                 continue
             told.add(place)
@@ -57,15 +58,6 @@ def find_hidden_modules(subject: Subject) -> Iterator[Hit]:
                 "file instead and fails.",
                 fix=f"rename {place}",
             )
-
-
-def _start(subject: Subject, python: PythonScript) -> str:
-    """Return a path in the directory that Python searches first."""
-    for launch in subject.with_python(python):
-        if launch.module and launch.program is not None:
-            end = launch.program.text.replace(".", "/") + ".py"
-            return python.path.removesuffix(end) + "start.py"
-    return python.path
 
 
 def _imports(python: PythonScript) -> Iterator[tuple[ast.stmt, str]]:

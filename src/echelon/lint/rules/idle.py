@@ -16,6 +16,7 @@ from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules import unused_gpus
 from echelon.lint.subject import Started, Subject
 
 _CONTAINER = pattern(r"\b(?:apptainer|singularity) (?:exec|run)\b")
@@ -85,6 +86,10 @@ def _single_process(subject: Subject) -> Iterator[Hit]:
 
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
     if sets_visible_devices(subject):
+        return
+    unused = [*unused_gpus.find_hidden_gpus(subject), *unused_gpus.find_cpu_programs(subject)]
+    yield from unused
+    if unused:
         return
     yield from _single_process(subject)
     yield from _without_gpus_inside(subject)
