@@ -15,6 +15,7 @@ from echelon.lint.rules.exits import (
 )
 from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
 from echelon.lint.rules.prose import is_text
+from echelon.lint.rules.spoiled import find_incomplete, find_missing_source, find_spoiled
 from echelon.lint.subject import Subject
 
 _ENDING = (QUIET - {"kill"}) | {
@@ -97,6 +98,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     yield from _lost_inside(subject)
+    yield from find_missing_source(subject)
     yield from find_message_status(batch)
     yield from find_status_of_message(batch)
     if any(starts(c) or _works(batch, c) for c in batch.commands):
@@ -108,7 +110,11 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         return
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
         return
-    hits = list(_lost(subject, batch))
+    spoiled = [] if _traps(batch) else list(find_spoiled(batch))
+    lines = {hit.at.line for hit in spoiled}
+    found = _lost(subject, batch)
+    hits = [*spoiled, *(h for h in found if h.severity is not ADVICE or h.at.line not in lines)]
+    hits = hits or ([] if _traps(batch) else list(find_incomplete(batch)))
     hidden = any(_OWN_SOURCE.fullmatch(c.text) for c in batch.commands)
     yield from (hit for hit in hits if not (hidden and hit.severity is ADVICE))
 
@@ -260,7 +266,8 @@ def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command])
             at=command,
             what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
             f"{end.line}) succeeds afterwards.",
-            fix=f"remove line {end.line}",
+            # Without `exit 0`, the job has the status of the command before it.
+            fix=f"remove line {end.line}" if plain[-2] is command else _ERREXIT_FIX,
         )
 
 
@@ -433,7 +440,8 @@ RULES = (
         severity=WARNING,
         check=find_lost_status,
         why="The exit status of a job is that of the last command in its script. After `echo`, it "
-        "is 0, and jobs that depend on the success of this job start.",
+        "is 0, and jobs that depend on the success of this job start. Without `set -e`, a script "
+        "also continues if a copy fails, and may then remove its source.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

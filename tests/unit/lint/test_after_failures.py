@@ -1,0 +1,115 @@
+"""Failures that destroy or spoil what follows, and files that several jobs write at once."""
+
+import pytest
+
+from echelon.lint.linting import lint
+from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
+
+TWO = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --exclusive\n"
+ARRAY = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --array={}\n"
+
+
+def found(body, code, head=JOB, path="job.sh", **options):
+    """Return the severity, the line and the text of each finding with a code."""
+    texts = options.pop("texts", {})
+    files = TextFiles({path: "", **texts}, **options)
+    findings = lint(head + body, path=path, files=files, programs=SlurmOf())
+    return [(str(f.severity), f.line, f.what) for f in findings if f.code == code]
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("unzip a.zip\nrm a.zip\n", "removes the archive a.zip."),
+        ("tar xzf a.tar.gz -C $TMPDIR\nrm -f a.tar.gz\n", "removes the archive a.tar.gz."),
+        ("tar -xf /data/a.tar\nls\nrm /data/a.tar\n", "removes the archive /data/a.tar."),
+        ("cp -r $TMPDIR/out /results\nrm -rf $TMPDIR\n", "removes ${TMPDIR}, its source."),
+        ("rsync -a out/ /results/\nrm -r out\n", "removes out, its source."),
+        ("mv runs/a /results\nrm -r runs\n", "removes runs, its source."),
+        ("tar czf /results/a.tgz out\nrm -r out\n", "removes out, its source."),
+        ("for f in a b; do\n  cp -r out /results\n  rm -r out\ndone\n", "removes out, its source."),
+    ],
+)
+def test_data_that_is_removed_though_it_was_not_copied(body, what):
+    [(severity, line, text)] = [
+        one for one in found(f"{body}python a.py\n", "E507") if "still removes" in one[2]
+    ]
+    assert severity == "advice"
+    assert line in (3, 4)
+    assert text.startswith("If this command fails, line ")
+    assert text.endswith(what)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "set -e\nunzip a.zip\nrm a.zip\n",
+        "unzip a.zip && rm a.zip\n",
+        "unzip a.zip || exit 1\nrm a.zip\n",
+        "if unzip a.zip; then\n  rm a.zip\nfi\n",
+        "unzip a.zip\nif [ $? -eq 0 ]; then rm a.zip; fi\n",
+        "unzip a.zip\nrm b.zip\n",
+        "unzip a.zip\nrm -r a\n",
+        "cp a.zip $TMPDIR/a.zip\nunzip $TMPDIR/a.zip\nrm $TMPDIR/a.zip\n",
+        "cp -r data $TMPDIR\npython b.py\nrm -rf $TMPDIR\n",
+        "tar czf $TMPDIR/a.tgz out\nrm -r $TMPDIR\n",
+        "rm -r out\ncp -r out /results\n",
+        "scp host:out .\nrm -r host:out\n",
+        "clean() {\n  rm a.zip\n}\nunzip a.zip\n",
+        "trap 'exit 1' ERR\nunzip a.zip\nrm a.zip\n",
+    ],
+)
+def test_data_that_is_kept_or_a_copy(body):
+    assert not [one for one in found(f"{body}python a.py\n", "E507") if "removes" in one[2]]
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("wget https://a.org/a.zip\nunzip a.zip\npython a.py\n", ["advice"]),
+        ("curl -L https://a.org/1 -o b/a.tar\ntar xf b/a.tar\npython a.py\n", ["advice"]),
+        ("wget https://a.org/a.zip && unzip a.zip\npython a.py\n", []),
+        ("wget https://a.org/a.zip || exit 1\nunzip a.zip\npython a.py\n", []),
+        ("wget https://a.org/a.zip\nunzip b.zip\npython a.py\n", []),
+        ("wget https://a.org/a.zip\ntar cf a.zip a\npython a.py\n", []),
+        ("set -e\nwget https://a.org/a.zip\nunzip a.zip\npython a.py\n", []),
+    ],
+)
+def test_archives_that_are_unpacked_though_the_download_failed(body, kinds):
+    assert [severity for severity, _, _ in found(body, "E507")] == kinds
+
+
+COMMON = "set -euo pipefail\nexport DATA_ROOT=/data\nprepare() {\n  true\n}\nID=3\n"
+SOURCES = "source tools/common.sh\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        (f"{SOURCES}python a.py $DATA_ROOT\n", ["`DATA_ROOT`"]),
+        (f"{SOURCES}ROOT=$DATA_ROOT/a\npython a.py $ROOT\n", ["`DATA_ROOT`"]),
+        (f"{SOURCES}prepare\npython a.py $DATA_ROOT\n", ["`DATA_ROOT`, `prepare`"]),
+        (". ./tools/common.sh\nprepare\n", ["`prepare`"]),
+        (f"{SOURCES}python a.py\n", []),
+        (f"{SOURCES}python a.py $ID ${{DATA_ROOT:-/data}}\n", []),
+        (f"{SOURCES}DATA_ROOT=/b\npython a.py $DATA_ROOT\n", []),
+        (f"set -e\n{SOURCES}python a.py $DATA_ROOT\n", []),
+        (f"cd /project\n{SOURCES}python a.py $DATA_ROOT\n", []),
+        ("source tools/common.sh || exit 1\npython a.py $DATA_ROOT\n", []),
+        ("[ -f tools/common.sh ] && source tools/common.sh\npython a.py $DATA_ROOT\n", []),
+        ("source tools/other.sh\npython a.py $DATA_ROOT\n", []),
+        ("source $HOME/tools/common.sh\npython a.py $DATA_ROOT\n", []),
+    ],
+)
+def test_a_sourced_file_that_is_not_found_elsewhere(body, kinds):
+    texts = {"tools/common.sh": COMMON}
+    hits = [one for one in found(body, "E507", texts=texts) if "another directory" in one[2]]
+    assert [severity for severity, _, _ in hits] == ["advice"] * len(kinds)
+    assert [text.partition("continues without ")[2].rstrip(".") for _, _, text in hits] == kinds
+
+
+@pytest.mark.parametrize("head", [JOB.replace("bash", "sh"), f"{JOB}#SBATCH --chdir=/project\n"])
+def test_a_sourced_file_without_which_sh_stops_or_whose_directory_is_known(head):
+    texts = {"tools/common.sh": COMMON}
+    hits = found(f"{SOURCES}python a.py $DATA_ROOT\n", "E507", head, texts=texts)
+    assert not [one for one in hits if "another directory" in one[2]]
