@@ -113,3 +113,27 @@ def test_a_sourced_file_without_which_sh_stops_or_whose_directory_is_known(head)
     texts = {"tools/common.sh": COMMON}
     hits = found(f"{SOURCES}python a.py $DATA_ROOT\n", "E507", head, texts=texts)
     assert not [one for one in hits if "another directory" in one[2]]
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "lines"),
+    [
+        ("srun mkdir -p $D/a && rsync -a b $D/a\n", TWO, [4]),
+        ("srun mkdir -p $TMPDIR/a\ncp -r b $TMPDIR/a/\n", TWO, [5]),
+        ("srun mkdir -p $TMPDIR/a; tar xf b.tar -C $TMPDIR/a\n", TWO, [4]),
+        ("srun mkdir -p /scratch/a\nunzip b.zip -d /scratch/a/c\n", TWO, [5]),
+        ("srun mkdir -p $TMPDIR/a\ncp -r b $TMPDIR/a/\n", JOB, []),
+        ("srun mkdir -p $D/a\ncp -r b $D/a\n", TWO, []),
+        ("srun mkdir -p a && cp -r b a\n", TWO, []),
+        ("srun mkdir -p $HOME/a && cp -r b $HOME/a\n", TWO, []),
+        ("srun -N1 -n1 mkdir -p $TMPDIR/a\ncp -r b $TMPDIR/a\n", TWO, []),
+        ("mkdir -p $TMPDIR/a && cp -r b $TMPDIR/a\n", TWO, []),
+        ("srun mkdir -p $TMPDIR/a\nsrun cp -r b $TMPDIR/a\n", TWO, []),
+        ("srun mkdir -p $TMPDIR/a\ncp -r b $TMPDIR/a\nsrun rsync b $TMPDIR/a\n", TWO, []),
+        ("srun mkdir -p $TMPDIR/a\ncp -r b $TMPDIR/abc\n", TWO, []),
+        ("srun mkdir -p $TMPDIR/a\nsbcast b $TMPDIR/a/b\ncp c $TMPDIR/a\n", TWO, []),
+    ],
+)
+def test_directories_of_all_nodes_that_only_the_first_one_fills(body, head, lines):
+    hits = found(f"{body}srun python a.py\n", "E201", head)
+    assert [(severity, line) for severity, line, _ in hits] == [("advice", n) for n in lines]
