@@ -137,3 +137,20 @@ def test_a_sourced_file_without_which_sh_stops_or_whose_directory_is_known(head)
 def test_directories_of_all_nodes_that_only_the_first_one_fills(body, head, lines):
     hits = found(f"{body}srun python a.py\n", "E201", head)
     assert [(severity, line) for severity, line, _ in hits] == [("advice", n) for n in lines]
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("RANK=\\$SLURM_PROCID python a.py", ["warning"]),
+        ("export RANK=\\$SLURM_PROCID; python a.py", ["warning"]),
+        ("export RANK=\\${SLURM_PROCID}; python a.py", ["warning"]),
+        ("RANK=$SLURM_PROCID python a.py", []),
+        ("RANK=\\$OTHER python a.py", []),
+        ("RANK=\\$SLURM_PROCID bash -c true", []),
+    ],
+)
+def test_the_name_of_a_variable_in_an_inner_assignment(line, kinds):
+    hits = found(f"srun bash -c '{line}'\n", "E313", TWO)
+    assert [severity for severity, _, _ in hits] == kinds
+    assert not found(f'srun bash -c "{line}"\n', "E313", TWO)
