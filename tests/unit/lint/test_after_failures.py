@@ -154,3 +154,75 @@ def test_the_name_of_a_variable_in_an_inner_assignment(line, kinds):
     hits = found(f"srun bash -c '{line}'\n", "E313", TWO)
     assert [severity for severity, _, _ in hits] == kinds
     assert not found(f'srun bash -c "{line}"\n', "E313", TWO)
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("python a.py $I > out.txt", ["warning"]),
+        ("python a.py $I &> logs/out.txt", ["warning"]),
+        ("OUT=logs/out.txt\npython a.py $I >$OUT 2>&1", ["warning"]),
+        ("python a.py $I 2>&1 | tee logs/run.log", ["warning"]),
+        ("for i in 1 2; do\n  python a.py $I | tee run.log\ndone", ["warning"]),
+        ("srun --output=out.txt python a.py $I", ["warning"]),
+        ("cd $SLURM_SUBMIT_DIR\npython a.py $I > out.txt", ["warning"]),
+        ("python a.py $I >> out.txt", []),
+        ("python a.py $I | tee -a out.txt", []),
+        ("python a.py $I 2> err.txt", []),
+        ("python a.py $I > out-$I.txt", []),
+        ("python a.py $I > $OUT", []),
+        ("python a.py $I > /dev/null", []),
+        ("python a.py $I > /tmp/out.txt", []),
+        ("cd $I\npython a.py > out.txt", []),
+        ("if [ $I = 1 ]; then\n  python a.py > out.txt\nfi", []),
+        ("if [ $I = 1 ]; then\n  python a.py | tee out.txt\nfi", []),
+        ("[ $I = 1 ] && python a.py | tee out.txt", []),
+        ("python -c 'print(1 > 0)' $I", []),
+        ("echo $I > out.txt", []),
+        ("srun --output=out-%a.txt python a.py $I", []),
+        ("srun --output=out-$I.txt python a.py", []),
+    ],
+)
+def test_an_output_file_of_all_tasks_of_an_array(body, kinds):
+    body = f"set -eo pipefail\nI=$SLURM_ARRAY_TASK_ID\n{body}\n"
+    hits = found(body, "E502", ARRAY.format("1-9"))
+    assert [severity for severity, _, _ in hits] == kinds
+    assert all("All tasks of the job array write to " in text for _, _, text in hits)
+    for one_at_a_time in ("1-9%1", "1"):
+        assert not found(body, "E502", ARRAY.format(one_at_a_time))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "python", "found"),
+    [
+        ("--output r.csv", None, True),
+        ("--output_file results/r.json", None, True),
+        ("--output r.csv", "print('SLURM_ARRAY_TASK_ID')\n", False),
+        ("--output r-$SLURM_ARRAY_TASK_ID.csv", None, False),
+        ("--output results", None, False),
+        ("--input r.csv", None, False),
+    ],
+)
+def test_an_output_option_of_all_tasks_of_an_array(arguments, python, found):
+    body = f"python a.py --seed $SLURM_ARRAY_TASK_ID {arguments}\n"
+    beside = {"a": python} if python else {}
+    assert (("E502", "advice") in codes(body, ARRAY.format("1-9"), **beside)) == found
+    assert ("E502", "advice") not in codes(body, JOB, **beside)
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("scontrol show hostnames > hostfile\ndeepspeed --hostfile=hostfile a.py\n", [4]),
+        ("scontrol show hostnames > h\nmpirun --hostfile ./h python a.py\n", [4]),
+        ("scontrol show hostnames > h.$SLURM_JOB_ID\nmpirun --hostfile h.$SLURM_JOB_ID ./a\n", []),
+        ("scontrol show hostnames > h\ncat h\n", []),
+        ("scontrol show hostnames > /tmp/h\nmpirun --hostfile /tmp/h ./a\n", []),
+        ("cat list > h\nmpirun --hostfile h ./a\n", []),
+        ("cd run.$SLURM_JOB_ID\nscontrol show hostnames > h\nmpirun --hostfile h ./a\n", []),
+        ("scontrol show hostnames > h\nmpirun --hostfile h2 ./a\n", []),
+    ],
+)
+def test_a_file_of_hosts_that_another_job_replaces(body, lines):
+    hits = found(body, "E502", TWO)
+    assert [(severity, line) for severity, line, _ in hits] == [("advice", n) for n in lines]
