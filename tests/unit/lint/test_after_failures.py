@@ -226,3 +226,38 @@ def test_an_output_option_of_all_tasks_of_an_array(arguments, python, found):
 def test_a_file_of_hosts_that_another_job_replaces(body, lines):
     hits = found(body, "E502", TWO)
     assert [(severity, line) for severity, line, _ in hits] == [("advice", n) for n in lines]
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("cd $HOME/own/core", ["advice"]),
+        ("cd /home/me/own/core", ["advice"]),
+        ('cd "$SCRIPT_DIR/../core"', ["advice"]),
+        ("cd $SLURM_SUBMIT_DIR/jobs/core", ["advice"]),
+        ("cd $HOME/own/core || exit 1", []),
+        ("cd $HOME/own/core && ls", []),
+        ("set -e\ncd $HOME/own/core", []),
+        ("cd $HOME/own/tools", []),
+        ('cd "$SCRIPT_DIR/../tools"', []),
+        ("cd $HOME/own", []),
+        ("cd $HOME/other/core", []),
+        ("cd $HOME/own/other/core", []),
+        ("cd $HOME/own/results", []),
+        ("cd $SLURM_SUBMIT_DIR/core", []),
+        ("mkdir -p $HOME/own/core\ncd $HOME/own/core", []),
+        ("git clone https://a.org/core\ncd $HOME/own/core", []),
+        ("singularity pull a\ncd $HOME/own/core", []),
+    ],
+)
+def test_a_folder_that_the_repository_does_not_have(line, kinds):
+    texts = {"tools/a.py": "", "jobs/b.sh": ""}
+    body = f"SCRIPT_DIR=$(find_it)\n{line}\n./run\n"
+    hits = found(body, "E215", path="jobs/job.sh", texts=texts, repository=True)
+    assert [severity for severity, _, _ in hits] == kinds
+
+
+def test_a_folder_that_a_document_tells_to_clone():
+    texts = {"tools/a.py": "", "README.md": "git clone https://a.org/core\n"}
+    hits = found("cd $HOME/own/core\n./run\n", "E215", texts=texts, repository=True)
+    assert hits == []
