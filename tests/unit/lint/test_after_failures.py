@@ -261,3 +261,48 @@ def test_a_folder_that_a_document_tells_to_clone():
     texts = {"tools/a.py": "", "README.md": "git clone https://a.org/core\n"}
     hits = found("cd $HOME/own/core\n./run\n", "E215", texts=texts, repository=True)
     assert hits == []
+
+
+def test_commands_of_a_rejected_script_are_no_errors():
+    files = TextFiles({"a.py": "print(1)\n"})
+    kinds = []
+    for before in ("", "\n"):
+        found = lint(f"{before}{TWO}python a.py\n", path="a.sh", files=files, programs=SlurmOf())
+        kinds.append([(f.code, str(f.severity)) for f in found if f.code in ("E101", "E201")])
+    assert kinds == [[("E201", "error")], [("E101", "error"), ("E201", "warning")]]
+
+
+def test_the_name_of_a_variable_in_a_shell_of_the_first_node():
+    assert found("bash -c 'RANK=\\$SLURM_PROCID python a.py'\n", "E313")
+
+
+def test_commands_before_a_syntax_error_are_no_errors():
+    body = "rate = 1\nif true; then\necho $rate\n"
+    hits = lint(f"{JOB}{body}", path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    kinds = {f.code: str(f.severity) for f in hits if f.code in ("E209", "E210")}
+    assert kinds == {"E209": "warning", "E210": "error"}
+    fine = lint(f"{JOB}{body}fi\n", path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    assert ("E209", "error") in [(f.code, str(f.severity)) for f in fine]
+
+
+PARSER = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--name")
+parser.add_argument("--size", type=int)
+args = parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ('NAME=""\npython a.py --name $NAME --size 1\n', ["advice"]),
+        ("NAME=\npython a.py --name $NAME --size 1\n", ["advice"]),
+        ("python a.py --name --size 1\n", ["warning"]),
+        ("SIZE=many\npython a.py --name a --size $SIZE\n", ["warning"]),
+        ("NAME=a\npython a.py --name $NAME --size 1\n", []),
+    ],
+)
+def test_a_value_that_a_person_fills_in(body, kinds):
+    assert [severity for code, severity in codes(body, a=PARSER) if code == "E207"] == kinds
