@@ -306,3 +306,36 @@ args = parser.parse_args()
 )
 def test_a_value_that_a_person_fills_in(body, kinds):
     assert [severity for code, severity in codes(body, a=PARSER) if code == "E207"] == kinds
+
+
+def fixes(body, code, head=JOB, **texts):
+    files = TextFiles(texts, repository=bool(texts))
+    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
+    return [f.fix for f in found if f.code == code]
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        ("python a.py | tee log\n", "set -o pipefail  # near the top of the script"),
+        ("python a.py \\\n  | tee log\n", "set -o pipefail  # near the top of the script"),
+        ("python a.py | tee log\necho done\n", "set -eo pipefail  # near the top of the script"),
+        ("set -e\npython a.py | tee log\nls\n", "set -o pipefail  # near the top of the script"),
+        (
+            "for i in 1 2; do\n  python a.py $i | tee log\ndone\n",
+            "set -eo pipefail  # near the top of the script",
+        ),
+    ],
+)
+def test_the_options_that_let_a_pipe_fail(body, fix):
+    assert fixes(body, "E505") == [fix]
+
+
+def test_fixes_of_a_script_that_ends_with_exit_0():
+    assert fixes("./work\nexit 0\n", "E507") == ["remove line 4"]
+    assert fixes("./work\necho done\nexit 0\n", "E507") == ["set -e  # near the top of the script"]
+
+
+def test_a_secret_keeps_its_name():
+    [fix] = fixes("export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567\n", "E406")
+    assert fix.startswith('export WANDB_API_KEY="$(cat ~/.secrets/wandb_api_key)"')

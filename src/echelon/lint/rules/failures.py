@@ -203,11 +203,18 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
-                fix="set -o pipefail  # near the top of the script"
+                fix=f"set {_pipefail(batch, command)}  # near the top of the script"
                 if command.where is Where.BATCH
                 else "set -o pipefail; …  # at the start of the inner script",
                 severity=None if known or script else ADVICE,
             )
+
+
+def _pipefail(batch: Shell, command: Command) -> str:
+    """Return the options of `set` with which the job has the status of a pipe."""
+    later = any(c.line > command.line and not c.piped for c in batch.commands)
+    goes_on = (later or command.repeated) and "errexit" not in batch.settings
+    return "-eo pipefail" if goes_on else "-o pipefail"
 
 
 RULES = (
