@@ -55,8 +55,8 @@ def _is_array(subject: Subject) -> bool:
 def _moves(batch: Shell) -> bool:
     """Tell whether a job may change to a directory of its own."""
     moves = (c for c in batch.commands if c.name in ("cd", "pushd"))
-    words = [word for c in moves for word in c.arguments]
-    return any(word.names - _SAME or not (word.known or word.names) for word in words)
+    words = [word for c in moves for word in c.arguments if not word.known]
+    return any(word.names - _SAME or not word.names for word in words)
 
 
 def _of_tasks(subject: Subject, batch: Shell) -> Iterator[Hit]:

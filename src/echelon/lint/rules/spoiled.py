@@ -25,6 +25,8 @@ _HARMLESS_NAMES = frozenset({"PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "T
 _SETS = pattern(r"(?m)^\s{0,40}(?:export\s+|readonly\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=")
 _FUNCTION = pattern(r"(?m)^\s{0,40}(?:function\s+([\w-]+)|([\w-]+)\s*\(\))")
 _RELATIVE = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*")
+_MOST = 200
+"""Maximum number of commands to compare the others with."""
 _SHORTEST = 3
 _SHOWN = 3
 """Maximum number of names to show."""
@@ -34,13 +36,12 @@ def find_spoiled(batch: Shell) -> Iterator[Hit]:
     """Find commands that remove what an earlier command has failed to copy or to unpack."""
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     lines = batch.text.split("\n")
-    for number, command in enumerate(plain):
+    removals = [(n, c) for n, c in enumerate(plain) if c.name == "rm" and not c.background]
+    for number, command in enumerate(plain) if removals else ():
         sources = _sources(command) if command.unchecked and not command.background else []
-        if not sources or _is_copy(sources, plain[:number]):
-            continue
-        for later in plain[number + 1 :]:
-            removed = _removed(later, sources)
-            if not removed or later.background or later.looped != command.looped:
+        for place, later in removals[:_MOST] if sources else ():
+            removed = _removed(later, sources) if place > number else ""
+            if not removed or later.looped != command.looped or _is_copy(sources, plain[:number]):
                 continue
             if not _follows(lines, command, later):
                 continue
@@ -59,15 +60,14 @@ def find_incomplete(batch: Shell) -> Iterator[Hit]:
     """Find archives that are unpacked although the download may have failed."""
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     lines = batch.text.split("\n")
+    unpacking = [(n, c, _sources(c)) for n, c in enumerate(plain) if _unpacks(c)][:_MOST]
     for number, command in enumerate(plain):
         if command.name not in _DOWNLOADS or not command.unchecked or command.background:
             continue
         names = {w.text.rpartition("/")[2].partition("?")[0] for w in command.arguments}
-        for later in plain[number + 1 :]:
-            texts = _sources(later) if _unpacks(later) else []
-            if any(text.rpartition("/")[2] in names for text in texts) and _follows(
-                lines, command, later
-            ):
+        for place, later, texts in unpacking:
+            same = any(text.rpartition("/")[2] in names for text in texts)
+            if same and place > number and _follows(lines, command, later):
                 yield Hit(
                     at=command,
                     what=f"If this download fails, line {later.line} still unpacks what there is, "
@@ -107,8 +107,6 @@ def _sources(command: Command) -> list[str]:
 
 def _removed(command: Command, sources: list[str]) -> str:
     """Return the path that a command removes, if it is or contains a source of another one."""
-    if command.name != "rm":
-        return ""
     for word in command.arguments:
         path = word.text.rstrip("/")
         if path.startswith("-") or path in _TOO_SHORT:

@@ -388,10 +388,11 @@ def _installs(command: Command) -> bool:
 
 def _works(batch: Shell, command: Command) -> bool:
     """Tell whether a command is the work of a job, or a function that does it."""
-    inside = [c for c in batch.commands if c.function == command.name]
+    own = command.name
+    inside = [c for c in batch.commands if c.function == own]
     if inside:
         exits = any(c.name in ("exit", "return") for c in inside)
-        return not exits and any(c.name not in _AROUND | {command.name} for c in inside)
+        return not exits and any(c.name not in _AROUND | {own} for c in inside)
     if command.name in _INTERPRETERS | _RUNNERS.keys():
         return _runs_program(command)
     if command.name == "eval":
