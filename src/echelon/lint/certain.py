@@ -20,18 +20,8 @@ _MAYBE = (
 _STAYS = frozenset(dir(builtins)) - {"exit", "quit", "exec", "eval", "__import__"}
 _STAYING_MODULES = frozenset(
     {
-        *(
-            "torch",
-            "numpy",
-            "np",
-            "random",
-            "logging",
-            "time",
-            "math",
-            "json",
-            "warnings",
-            "platform",
-        ),
+        *("torch", "numpy", "np", "random", "logging", "time", "math", "json", "warnings"),
+        "platform",
         *("nn", "dist", "F", "Path", "pathlib", "datetime"),
     }
 )

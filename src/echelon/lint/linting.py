@@ -140,7 +140,8 @@ def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> li
                 hit = replace(hit, edits=())  # noqa: PLW2901
             severity = hit.severity or rule.severity
             found.setdefault((rule.code, hit.at.path, severity, hit.what), []).append((span, hit))
-    return _certain(subject, _before_stops([_merged(key, same) for key, same in found.items()]))
+    findings = _before_stops([_merged(key, same) for key, same in found.items()])
+    return _certain(subject, _without_followers(subject, findings))
 
 
 def _certain(subject: Subject, findings: list[Finding]) -> list[Finding]:
@@ -174,6 +175,22 @@ def _before_stops(findings: list[Finding]) -> list[Finding]:
     errors = (f for f in findings if f.code == "E210" and f.severity is Severity.ERROR)
     stops = {finding.path: finding.line for finding in errors}
     return [f for f in findings if f.code[:2] == "E1" or f.line <= stops.get(f.path, f.line)]
+
+
+def _without_followers(subject: Subject, findings: list[Finding]) -> list[Finding]:
+    """Lower the errors of commands that do not run, because of an error of the whole script."""
+    errors = [f for f in findings if f.severity is Severity.ERROR]
+    stopped = {f.path for f in errors if f.code == "E210"}
+    rejected = any(f.code == "E101" and f.path == subject.path for f in errors)
+    return [
+        replace(finding, severity=Severity.WARNING)
+        if finding in errors
+        and (rejected or finding.path in stopped)
+        and finding.code[:2] != "E1"
+        and finding.code != "E210"
+        else finding
+        for finding in findings
+    ]
 
 
 def _merged(key: tuple[str, ...], same: list[tuple[Span, Hit]]) -> Finding:

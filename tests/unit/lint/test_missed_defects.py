@@ -798,12 +798,19 @@ def test_an_index_beyond_the_end_of_an_array(indices, body, kinds):
         ("1-9", "python a.py $SLURM_ARRAY_TASK_ID\n", False),
         ("1-9", "wandb agent a\n", False),
         ("1-9", "python a.py --seed $RANDOM\n", False),
+        ("1-9", "srun --output=out-%a.txt python a.py\n", False),
+        ("1-9", "srun --output=out-%A.txt python a.py\n", True),
+        ("1-9", "sbatch --export=ALL,ID=$SLURM_ARRAY_TASK_ID b.sh\n", False),
+        ("1-9", "sbatch --export=ALL,ID=3 b.sh\n", True),
+        ("1-9", "bash b.sh\n", True),
     ],
 )
 def test_tasks_of_an_array_that_do_the_same(indices, body, found):
     assert (("E202", "advice") in codes(body, ARRAY.format(indices))) == found
-    other = "import os\nprint(os.environ['SLURM_ARRAY_TASK_ID'])\n"
-    assert "E202" not in dict(codes(body, ARRAY.format(indices), a=other))
+    if "a.py" in body:
+        other = "import os\nprint(os.environ['SLURM_ARRAY_TASK_ID'])\n"
+        assert "E202" not in dict(codes(body, ARRAY.format(indices), a=other))
+        assert "E202" not in dict(codes(body, ARRAY.format(indices), a="import b\n", b=other))
 
 
 @pytest.mark.parametrize(

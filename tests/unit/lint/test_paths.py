@@ -256,7 +256,7 @@ def test_srun_of_a_script_that_does_not_exist():
         ("/home/me/package", ["advice"]),
         ("/home/me/package/tools", ["advice"]),
         ("/home/me/package/scripts", []),
-        ("/home/me/own/submodule", []),
+        ("/home/me/own/submodule", ["advice"]),  # of the folder alone
         ("$HOME/package", ["advice"]),
         ("/home/me/tools", []),
         ("/home/me/packages", []),

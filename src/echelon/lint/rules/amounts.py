@@ -62,7 +62,7 @@ def find_bad_memory(subject: Subject) -> Iterator[Hit]:
         if few and item.option == "mem" and subject.started:
             yield Hit(
                 at=Place(subject.path, item.line),
-                what=f"Without a unit, the size is in MiB. {item.value} MiB are too few for most "
+                what=f"Without a unit, the size is in MiB. {item.value} MiB is too little for most "
                 "Python programs.",
                 fix=f"#SBATCH --mem={item.value}G",
                 severity=WARNING,

@@ -1,6 +1,7 @@
 """E207: arguments that a Python script does not accept."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from echelon.lint.arguments import Option, Parser, read_parser
 from echelon.lint.bash import Word
@@ -36,8 +37,16 @@ def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
                 at=one.launch.place_of(word, subject.path),
                 what=f"{python.path} {what}",
                 fix=fix,
-                severity=WARNING,  # the file may differ from the one on the cluster
+                # The file may differ from the one on the cluster.
+                severity=ADVICE if _is_slot(subject, one.launch, word) else WARNING,
             )
+
+
+def _is_slot(subject: Subject, launch: Launch, option: Word | None) -> bool:
+    """Tell whether the value of an option is a variable that a person fills in, as in NAME=""."""
+    after = next((b for a, b in pairwise(launch.arguments) if a is option), None)
+    given = [a for use in after.uses for a in subject.assigned(use.name)] if after else []
+    return len(given) == 1 and given[0].certain and given[0].value.text == ""
 
 
 def _joined_value(subject: Subject) -> Iterator[Hit]:

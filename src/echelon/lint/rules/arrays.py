@@ -24,7 +24,7 @@ _COMPARED = pattern(r"SLURM_ARRAY_TASK_ID[^\n]{0,80}(?:-g[et]|-l[et]|[<>])")
 _GIVEN = pattern(r"--array\b|\s-a\s|SLURM_ARRAY_TASK_ID=")
 _REPEATS = pattern(
     r"(?i)SLURM_ARRAY|wandb|optuna|sweep|agent|requeue|resume|checkpoint|RANDOM|\$\$|worker|"
-    r"SLURM_JOB_?ID|hostname\)|mktemp"
+    r"SLURM_JOB_?ID|hostname\)|mktemp|(?-i:%a)"
 )
 """Text of scripts whose tasks differ, share work, or continue one another."""
 _PRINTS = frozenset({"echo", "printf"})
@@ -132,7 +132,7 @@ def find_same_tasks(subject: Subject) -> Iterator[Hit]:
         return
     code = [line for shell in subject.shells for line in shell.text.split("\n")]
     texts = [line for line in code if not line.lstrip().startswith("#")]
-    texts += [python.text for python in subject.pythons]
+    texts += [text for python in subject.pythons for text in (python.text, python.neighbours)]
     if len(read_indices(given.value)) < 2 or any(map(_REPEATS.search, texts)):
         return
     yield Hit(

@@ -88,10 +88,12 @@ def _secret_defaults(subject: Subject) -> Iterator[Hit]:
 
 def _secret(subject: Subject, at: Located, name: str) -> Hit:
     copied = " Slurm also stores a copy of the script." if at.path == subject.path else ""
+    variable = name.strip("`") if name.startswith("`") else "TOKEN"
     return Hit(
         at=at,
         what=f"Everyone who can read the script can read {name}.{copied}",
-        fix='export NAME="$(cat ~/.secrets/name)"  # a file with mode 600, or log in once by hand',
+        fix=f'export {variable}="$(cat ~/.secrets/{variable.lower()})"'
+        "  # a file with mode 600, or log in once by hand",
     )
 
 

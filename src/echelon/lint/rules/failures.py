@@ -56,7 +56,7 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     if not background or len(bare) != len(waits):
         return
     ended = [c.line for c in batch.commands if c.name in ("kill", "pkill", "scancel")]
-    if any(_is_noticed(batch, command) for command in background):
+    if any(is_noticed(batch, command) for command in background):
         return
     for wait in bare[-1:]:
         if any(background[-1].line < line <= wait.line for line in ended):
@@ -72,7 +72,7 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
             )
 
 
-def _is_noticed(batch: Shell, command: Command) -> bool:
+def is_noticed(batch: Shell, command: Command) -> bool:
     """Tell whether the script may fail if a command fails."""
     ends = endings(batch.text, command.line, command.name) if command.path == batch.path else ()
     return not all(end.succeeds for end in ends or ())
@@ -207,7 +207,7 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         script = runs_script(command) and not command.substituted and not command.background
         other = into == ("tee",) and not (command.substituted or command.background)
         other = other and command.name not in _NOT_WORK
-        noticed = (known or script or other) and _is_noticed(batch, command)
+        noticed = (known or script or other) and is_noticed(batch, command)
         if noticed:
             continue
         if ((known or script) and into and into[0] not in _HARMLESS_PIPES) or other:
@@ -215,11 +215,18 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
-                fix="set -o pipefail  # near the top of the script"
+                fix=f"set {_pipefail(batch, command)}  # near the top of the script"
                 if command.where is Where.BATCH
                 else "set -o pipefail; …  # at the start of the inner script",
                 severity=None if known or script else ADVICE,
             )
+
+
+def _pipefail(batch: Shell, command: Command) -> str:
+    """Return the options of `set` with which the job has the status of a pipe."""
+    later = any(c.line > command.line and not c.piped for c in batch.commands)
+    goes_on = (later or command.repeated) and "errexit" not in batch.settings
+    return "-eo pipefail" if goes_on else "-o pipefail"
 
 
 RULES = (

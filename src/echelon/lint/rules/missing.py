@@ -10,12 +10,14 @@ from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.repository import Repository, likeness
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.folders import find_lacking_folders
 from echelon.lint.rules.misplaced import find_misplaced
 from echelon.lint.rules.unusable import find_unusable_paths
 from echelon.lint.rules.wanted import Wanted, find_wanted
 from echelon.lint.subject import Subject
 
 _FOLDER = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*/?")
+_SLOT = pattern(r"\b[A-Z]+_TO_[A-Z_]+\b")
 _CONTAINER = pattern(r"\b(?:singularity|apptainer)\b")
 _OTHER_CONTAINER = pattern(
     r"\b(?:docker|podman|shifter|enroot)\b|--container-|--pwd\b|--cwd\b|--workdir\b|--home\b|"
@@ -51,6 +53,7 @@ _BRINGS_FILES = pattern(
 
 def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     yield from find_unusable_paths(subject)
+    yield from find_lacking_folders(subject)
     wanted = find_wanted(subject)
     folder = _first_folder(subject)
     if not wanted and folder is None:
@@ -116,15 +119,22 @@ def _missing(one: Wanted, repository: Repository, *, other_name: str) -> Hit:
         else f"No file in this repository is named {path}."
     )
     if other_name:
-        what += f" {one.reader or 'The job'} fails if {other_name} is in a clone of it."
+        reader = one.reader or "The job"
+        what += f" {reader} fails if {other_name} is a clone of it, or a folder in one."
     elif one.reader and "/" not in path:
         what += f" {one.reader} fails unless the job starts in another directory."
     return Hit(
         at=one.at,
         what=what + (f" The nearest is {nearest}." if nearest else ""),
-        fix=nearest or "correct the name, or change to the directory of the file before",
+        fix=nearest or _advise(path),
         severity=None if one.reader and one.certain and not other_name else ADVICE,
     )
+
+
+def _advise(path: str) -> str:
+    if slot := _SLOT.search(path):
+        return f"replace {slot[0]} with your own value"
+    return "correct the name, or change to the directory of the file before"
 
 
 def _first_folder(subject: Subject) -> tuple[Command, str] | None:

@@ -10,6 +10,7 @@ from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import read_indices
 from echelon.lint.rules.placeholders import is_placeholder
+from echelon.lint.rules.shared import find_shared_files
 from echelon.lint.subject import Subject
 
 _RESUMES = (
@@ -134,6 +135,7 @@ def _folder(path: str) -> str:
 
 
 def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
+    yield from find_shared_files(subject)
     if (mode := subject.directives.last("open-mode")) is not None and mode.value.startswith("a"):
         return
     given = subject.directives.last("array")
@@ -207,7 +209,8 @@ RULES = (
         severity=WARNING,
         check=find_overwritten_output,
         why="Include the job ID in the file name: `%j`, or `%A_%a` for the ID and index of a task "
-        "in a job array.",
+        "in a job array. The tasks of an array run at the same time, so the files that their "
+        "commands write need the index of the task as well.",
         example="""\
  #!/bin/bash
  #SBATCH --array=1-4

@@ -18,48 +18,17 @@ _LITTLE = frozenset(
 """Words that a sentence has and a command line rarely."""
 _PROGRAMS = frozenset(
     {
-        *(
-            "echo",
-            "printf",
-            "say",
-            "figlet",
-            "wall",
-            "mail",
-            "module",
-            "ml",
-            "for",
-            "case",
-            "select",
-        ),
+        *("echo", "printf", "say", "figlet", "wall", "mail", "module", "ml", "for", "case"),
+        "select",
         *("git", "set", "read", "export", "alias", "make", "which", "type", "command", "logger"),
-        *(
-            "conda",
-            "mamba",
-            "spack",
-            "srun",
-            "sudo",
-            "exec",
-            "eval",
-            "time",
-            "nohup",
-            "grep",
-            "man",
-        ),
+        *("conda", "mamba", "spack", "srun", "sudo", "exec", "eval", "time", "nohup", "grep"),
+        "man",
     }
 )
 
 _OFTEN_USED = (
-    *(
-        "source",
-        "export",
-        "module",
-        "python",
-        "python3",
-        "torchrun",
-        "conda",
-        "mkdir",
-        "accelerate",
-    ),
+    *("source", "export", "module", "python", "python3", "torchrun", "conda", "mkdir"),
+    "accelerate",
     *("deepspeed", "mpirun", "activate", "singularity", "apptainer", "unset", "sleep"),
 )
 _SHORTEST = 5

@@ -3,14 +3,16 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from echelon.lint.bash import Where
+from echelon.lint.bash import Command, Where
 from echelon.lint.facts import ranks_per_launch, runs_always, spawns
 from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript, is_conditional
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.request import read_step
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_same_tasks
 from echelon.lint.rules.idle import find_unused_tasks
 from echelon.lint.rules.nodes import render_hostfile
@@ -30,6 +32,9 @@ _INSTALLERS = frozenset({"pip", "venv", "ensurepip", "virtualenv"})
 _CONTACTS_OTHERS = pattern(r"\b(?:submitit|subprocess|ray|dask|mpi4py|paramiko)\b")
 """Words in scripts that may start processes on the other nodes themselves."""
 _COPIES = 2
+_OF_NODE = pattern(r"(?i)TMP|scratch|/local|/ssd|nvme|/dev/shm")
+"""Directories that nodes often have for themselves."""
+_COPIES_FILES = pattern(r"\b(?:cp|rsync|tar|unzip|scp)\b")
 _OF_TASK = pattern(r"PROCID|LOCALID|NODEID|\bRANK\b|--multi-prog|hostname")
 _TELLS_TASKS = pattern(
     r"rank|SLURM|PMI|mpi|distributed|horovod|lightning|accelerate|Trainer|jax|tensorflow|submitit|"
@@ -49,6 +54,7 @@ _NUMBERS_OF_TASKS = frozenset(
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     yield from _one_of_several_tasks(subject)
     yield from find_unused_tasks(subject)
+    yield from _filled_on_one_node(subject)
     if not subject.is_job or not subject.job.several_nodes:
         return
     yield from _ray_on_one_node(subject)
@@ -84,6 +90,55 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             if (one.launch.launcher or one.python is not None) and runs_always(one.launch)
             else WARNING,
         )
+
+
+def _filled_on_one_node(subject: Subject) -> Iterator[Hit]:
+    """Find directories that srun makes on all nodes, and that only the first node fills."""
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    made = [(c, folder) for c, folder in _made_by_steps(subject) if c.path == subject.path]
+    copies = [c.text for c, _, _ in subject.sruns if _COPIES_FILES.search(c.text)]
+    for command in batch.commands if "sbcast" not in batch.text else ():
+        target = _filled(command)
+        for step, folder in made:
+            if command.line < step.line or not f"{target}/".startswith(f"{folder}/"):
+                continue
+            joined = "&&" in subject.line_at(step) and command.line == step.line
+            local = _OF_NODE.search(folder)
+            if (not joined and not local) or any(folder in text for text in copies):
+                continue
+            yield Hit(
+                at=command,
+                what=f"{command.name} runs only on the first of {subject.job.fewest_nodes} nodes. "
+                f"srun makes {folder} on all of them, and on the others it stays empty unless "
+                "they share it.",
+                fix=f"{ONCE_PER_NODE} bash -c 'mkdir -p … && {command.name} …'",
+                severity=ADVICE,
+            )
+            return
+
+
+def _made_by_steps(subject: Subject) -> Iterator[tuple[Command, str]]:
+    """Yield the directories outside the working directory that a step makes on several nodes."""
+    for command, options, rest in subject.sruns:
+        name = rest[0].text.rpartition("/")[2] if rest else ""
+        several = read_step(subject.job, options).several_nodes
+        for word in rest[1:] if several and name == "mkdir" else ():
+            folder = word.text.rstrip("/")
+            if folder.startswith(("/", "$")) and not folder.startswith(("${HOME}", "/home")):
+                yield command, folder
+
+
+def _filled(command: Command) -> str:
+    """Return the directory into which a command copies or unpacks; empty if there is none."""
+    texts = [word.text for word in command.arguments]
+    option = {"tar": "-C", "unzip": "-d"}.get(command.name)
+    if option is not None:
+        return next((b.rstrip("/") for a, b in pairwise(texts) if a == option), "")
+    plain = [text for text in texts if not text.startswith("-")]
+    copies = command.name in ("cp", "rsync") and len(plain) > 1
+    return plain[-1].rstrip("/") if copies and ":" not in plain[-1] else ""
 
 
 def _one_of_several_tasks(subject: Subject) -> Iterator[Hit]:
@@ -260,7 +315,8 @@ RULES = (
         severity=ERROR,
         check=find_missing_srun,
         why="A job script runs once, on the first node of the job. Only srun, or a similar "
-        "launcher such as mpirun, starts the other tasks and processes on the other nodes.",
+        "launcher such as mpirun, starts the other tasks and processes on the other nodes. "
+        "A command after `srun … &&` runs on the first node.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2

@@ -16,6 +16,7 @@ from echelon.lint.rules.exits import (
 )
 from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
 from echelon.lint.rules.prose import is_text
+from echelon.lint.rules.spoiled import find_incomplete, find_missing_source, find_spoiled
 from echelon.lint.subject import Subject
 
 _ENDING = (QUIET - {"kill"}) | {
@@ -98,6 +99,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     yield from _lost_inside(subject)
+    yield from find_missing_source(subject)
     yield from find_message_status(batch)
     yield from find_status_of_message(batch)
     if any(starts(c) or _works(batch, c) for c in batch.commands):
@@ -106,7 +108,11 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         yield from _cancelled(plain)
     if any(_turns_errexit_on(subject, command) for command in batch.commands):
         return
-    hits = list(_lost(subject, batch))
+    spoiled = list(find_spoiled(batch))
+    lines = {hit.at.line for hit in spoiled}
+    found = _lost(subject, batch)
+    hits = [*spoiled, *(h for h in found if h.severity is not ADVICE or h.at.line not in lines)]
+    hits = hits or list(find_incomplete(batch))
     hidden = any(_OWN_SOURCE.fullmatch(c.text) for c in batch.commands)
     yield from (hit for hit in hits if not (hidden and hit.severity is ADVICE))
 
@@ -345,10 +351,11 @@ def _installs(command: Command) -> bool:
 
 def _works(batch: Shell, command: Command) -> bool:
     """Tell whether a command is the work of a job, or a function that does it."""
-    inside = [c for c in batch.commands if c.function == command.name]
+    own = command.name
+    inside = [c for c in batch.commands if c.function == own]
     if inside:
         exits = any(c.name in ("exit", "return") for c in inside)
-        return not exits and any(c.name not in _AROUND | {command.name} for c in inside)
+        return not exits and any(c.name not in _AROUND | {own} for c in inside)
     if command.name in _INTERPRETERS | _RUNNERS.keys():
         return _runs_program(command)
     if command.name == "eval":
@@ -403,7 +410,8 @@ RULES = (
         severity=WARNING,
         check=find_lost_status,
         why="The exit status of a job is that of the last command in its script. After `echo`, it "
-        "is 0, and jobs that depend on the success of this job start.",
+        "is 0, and jobs that depend on the success of this job start. Without `set -e`, a script "
+        "also continues if a copy fails, and may then remove its source.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -31,30 +31,15 @@ _DEVICES = pattern(r"\s*\d{1,3}(?:\s*,\s*\d{1,3}){0,99}\s*")
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 _ON_CPUS = frozenset(
     {
-        *(
-            "numpy",
-            "pandas",
-            "scipy",
-            "sklearn",
-            "skimage",
-            "matplotlib",
-            "mpl_toolkits",
-            "seaborn",
-        ),
+        *("numpy", "pandas", "scipy", "sklearn", "skimage", "matplotlib", "mpl_toolkits"),
+        "seaborn",
         *("tqdm", "yaml", "PIL", "h5py", "networkx", "requests", "joblib", "psutil", "tabulate"),
         *("omegaconf", "hydra", "click", "dotenv", "toml", "tomli", "rich", "pyarrow", "openpyxl"),
         *("natsort", "nltk", "regex", "bs4", "lxml", "six", "attr", "attrs", "pydantic", "typer"),
         *("fire", "absl", "termcolor", "colorama", "loguru", "sympy", "shapely", "geopandas"),
         *("rasterio", "astropy", "statsmodels", "plotly", "xarray", "netCDF4", "orjson", "ujson"),
-        *(
-            "simplejson",
-            "jsonlines",
-            "dateutil",
-            "pytz",
-            "packaging",
-            "pkg_resources",
-            "setuptools",
-        ),
+        *("simplejson", "jsonlines", "dateutil", "pytz", "packaging", "pkg_resources"),
+        "setuptools",
         *("soundfile", "imageio", "tifffile", "nibabel", "pysam", "Bio", "huggingface_hub"),
     }
 )

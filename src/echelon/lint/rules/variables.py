@@ -40,6 +40,8 @@ _LAST_BACKGROUND = pattern(r"[^#']*\$!(?!\w)")
 _NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
 _TEST_OF_TEXT = pattern(r"[^#]*\[\[?\s+-([zn])\s+[\"']?([A-Za-z_]\w*|\d)[\"']?\s+\]")
 _ALIKE = 0.85
+_SHELLS = frozenset({"bash", "sh", "eval", "ssh", "srun"})
+"""Programs that may expand a text."""
 _OF_MODULE = pattern(r"^EB|_(?:ROOT|HOME|DIR|BASE|PATH|PREFIX|INC|INCLUDE|LIB|LIBDIR)$")
 """Names of variables that environment modules set."""
 
@@ -60,10 +62,30 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                     # A program or another shell may expand the text; a launcher does not.
                     severity=None if word in options and not one.launch.elsewhere else WARNING,
                 )
-
+    yield from _escaped_values(subject)
     yield from _quoted_home(subject)
     yield from _escaped_paths(subject)
     yield from _without_dollar(subject)
+
+
+def _escaped_values(subject: Subject) -> Iterator[Hit]:
+    """Find assignments in the text of `bash -c`, whose value is the name of a variable."""
+    for shell in subject.shells[1:]:
+        if shell.path != subject.path:
+            continue
+        own = [(a, c.name) for c in shell.commands for a in c.assignments]
+        exported = [(a, "a program") for a in shell.assignments if a.name in shell.exported]
+        for assignment, program in (*own, *exported):
+            value = assignment.value
+            found = _OF_JOB.fullmatch(value.text.removesuffix("}"))
+            if found and value.known and not value.uses and program not in _SHELLS:
+                yield Hit(
+                    at=assignment,
+                    what=f"`{assignment.name}` is the text '${found[1]}', not the value. The "
+                    "variable is escaped in single quotes, so no shell expands it.",
+                    fix=f"{assignment.name}=${found[1]}  # without the backslash",
+                    severity=WARNING,
+                )
 
 
 def _escaped_paths(subject: Subject) -> Iterator[Hit]:
