@@ -15,7 +15,7 @@ from tree_sitter import Node
 
 from echelon.core.frozen import frozen
 from echelon.lint.patterns import pattern
-from echelon.lint.reading import parse_bash
+from echelon.lint.reading import parse_bash, spans_lines
 
 _MOST_STATES = 32
 _MOST_STEPS = 20_000
@@ -188,11 +188,13 @@ class _Interpreter:
         wanted = "&&" if any(child.type == "&&" for child in node.children) else "||"
         for left in self._each(parts[0], [state], guard=True):
             runs = left.status == 0 if wanted == "&&" else left.status != 0
+            # With `set -e`, the author counts on it, and `A && B` is no end of the script.
+            looks = wanted == "||" or state.errexit
+            left.handled = left.handled or (looks and left.status != 0 and _notices(state, left))
             if left.flow or not runs:
                 yield left
-                continue
-            left.handled = left.handled or (wanted == "||" and _notices(state, left))
-            yield from self._each(parts[1], [left], guard=guard)
+            else:
+                yield from self._each(parts[1], [left], guard=guard)
 
     def _negated(self, node: Node, state: _State, _guard: bool) -> Iterator[_State]:
         for end in self.run_all(node.children, [state], guard=True):
@@ -415,6 +417,8 @@ class _Interpreter:
             for child in node.named_children
             if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect")
         ]
+        if spans_lines(node):
+            raise _UnclearError
         name = words[0].strip(_QUOTES).rpartition("/")[2] if words else ""
         line = _line(node)
         if self._is_wanted(node, words):
@@ -465,10 +469,8 @@ class _Interpreter:
         for end in self._each(self._functions[name], [inside], guard=guard):
             if trap and "ERR" not in end.traps:
                 end.traps["ERR"] = trap
-            if end.flow == "return":
-                yield from self._checked(end.copy(flow=""), guard=guard)
-            else:
-                yield end
+            end.flow = "" if end.flow == "return" else end.flow
+            yield from self._checked(end, guard=guard)
         self._depth -= 1
 
     def _checked(self, state: _State, *, guard: bool) -> Iterator[_State]:

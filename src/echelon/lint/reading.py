@@ -82,6 +82,19 @@ def read_shell(
     return reader.result()
 
 
+def spans_lines(command: Node) -> bool:
+    """Tell whether the grammar took the next lines for arguments of a command."""
+    kinds = [child.type for child in command.children]
+    first = kinds.index("command_name") if "command_name" in kinds else 0
+    for before, after in pairwise(command.children[first:]):
+        if after.start_point[0] > before.end_point[0] and command.text is not None:
+            start = command.start_byte
+            between = command.text[before.end_byte - start : after.start_byte - start]
+            if b"\n" in between.replace(b"\\\n", b"").replace(b"\\\r\n", b""):
+                return True
+    return False
+
+
 @frozen
 class _Context:
     """What encloses a node."""
@@ -379,6 +392,7 @@ class _Reader:
                     own.append(assignment)
         if name is None:
             return
+        self._suspect = self._suspect or spans_lines(node)
         words = options + [w for child in name.children for w in self._words.word(child)]
         words += [*self._arguments(node), *context.more]
         if words:

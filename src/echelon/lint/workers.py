@@ -46,6 +46,12 @@ def count_workers(subject: Subject, one: Started) -> tuple[str, int, int]:
     return "", 0, 0
 
 
+def worker_option(one: Started) -> str:
+    """Return the option of the command line that sets the number of workers."""
+    flags = (word.text.partition("=")[0] for word in one.launch.arguments)
+    return next((flag for flag in flags if flag in _WORKER_FLAGS - {"-j"}), "--num-workers")
+
+
 def known_workers(subject: Subject, one: Started) -> int | None:
     """Return the largest number of workers of a data loader; None if it is not certain."""
     python = one.python

@@ -155,3 +155,27 @@ def test_a_failure_of_one_round_of_a_loop_is_lost():
 def test_nothing_is_claimed_where_it_is_unclear(text):
     line = next(n for n, line in enumerate(text.split("\n"), 1) if "fails" in line)
     assert endings(text, line, "fails") is None
+
+
+def test_a_command_that_the_grammar_extends_over_the_next_lines_is_not_believed():
+    # tree-sitter takes all up to the next condition for arguments of sed.
+    lines = [
+        'if [ -z "$CONFIG" ]; then',
+        "  find a -type f 2>/dev/null | sort | sed 's/^/  /'",
+        "  exit 1",
+        "fi",
+        "# ── environment ──",
+        "set -e",
+        'X=$(python -c "\nx\n" 2>/dev/null || echo "0")',
+        'if [ "$X" = "0" ] && [ ! -d "a" ]; then',
+        "  echo",
+        "elif [ b ]; then",
+        "  echo",
+        "fi",
+        "fails",
+        "echo done",
+    ]
+    text = "\n".join(lines) + "\n"
+    line = text[: text.index("\nfails")].count("\n") + 2
+    ends = endings(text, line, "fails")
+    assert ends is None or not any(end.succeeds for end in ends)

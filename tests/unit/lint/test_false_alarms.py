@@ -1228,3 +1228,70 @@ def test_without_scancel_another_command_may_succeed(more, line):
 def test_the_hook_of_conda_for_the_shell_of_the_script(shell, kind):
     script = f"#!/bin/{shell}\n#SBATCH --nodes=1\nconda activate torch\npython a.py\n"
     assert fixes(script, "E408") == [f'eval "$(conda shell.{kind} hook)"  # before this line']
+
+
+# --- what has no effect on the job ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('SELF=$(readlink -f "$0")\ncat $SELF\npython a.py\n', []),
+        ('SELF=$(realpath "$0")\necho $SELF\npython a.py\n', []),
+        ('SELF=$(readlink -f "$0")\ncd ${SELF%/*}\npython a.py\n', ["warning"]),
+        ('cd $(dirname $(readlink -f "$0"))\npython a.py\n', ["warning"]),
+    ],
+)
+def test_the_path_of_the_copy_that_is_only_printed(body, found):
+    assert severities(f"{JOB}{body}", "E211") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("node server.js &\npython a.py\nwait\n", []),  # it may be a server
+        ("python a.py\nwait\n", ["warning"]),
+        ("set -e\npython a.py && echo well\necho done\n", []),
+        ("python a.py && echo well\necho done\n", ["warning"]),
+    ],
+)
+def test_endings_that_may_be_meant(body, found):
+    assert severities(f"{JOB}{body}", "E507") == found
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [('echo "LABELMODE = $LABELMODE"', ["advice"]), ("python b.py $LABELMODE", ["warning"])],
+)
+def test_a_misspelled_name_that_is_only_printed(use, found):
+    assert severities(f"{JOB}LABEL_MODE=a\n{use}\npython a.py $LABEL_MODE\n", "E314") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "found"),
+    [
+        ("LOCAL_RANK", "import lightning\n", ["advice"]),
+        ("LOCAL_RANK", "import os\nos.environ['LOCAL_RANK']\n", ["warning"]),
+        ("RANK", "import lightning\n", ["warning"]),
+    ],
+)
+def test_an_early_rank_that_no_program_reads(name, python, found):
+    head = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2\n"
+    script = f"{head}export {name}=$SLURM_PROCID\nsrun python a.py\n"
+    files = TextFiles({"a.py": python})
+    findings = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [str(f.severity) for f in findings if f.code == "E308"] == found
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("24h", "--time=24:00:00 "),
+        ("2days", "--time=2-00:00:00 "),
+        ("1-00:00:00h", "--time=1-00:00:00 "),
+        ("soon", "--time=2-12:00:00 "),
+    ],
+)
+def test_the_likely_time_limit(value, fix):
+    [found] = fixes(f"#!/bin/bash\n#SBATCH --time={value}\npython a.py\n", "E112")
+    assert fix in found

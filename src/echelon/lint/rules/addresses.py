@@ -293,7 +293,7 @@ def _early_files(subject: Subject) -> Iterator[Hit]:
 
 def _early_exports(subject: Subject) -> Iterator[Hit]:
     plain = [
-        one.launch
+        one
         for one in subject.started
         if one.launch.srun is not None
         and one.launch.launcher is None  # a launcher sets the ranks itself
@@ -303,8 +303,14 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
         names = assignment.value.names & _differing(subject.job)
         if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
             continue
-        if any(assignment.name not in launch.variables for launch in plain):
-            yield _early(assignment, min(names))
+        if any(assignment.name not in one.launch.variables for one in plain):
+            # Unlike RANK, which init_process_group reads.
+            unread = assignment.name == "LOCAL_RANK" and all(
+                one.python is not None and not one.python.mentions("LOCAL_RANK", "local_rank")
+                for one in plain
+            )
+            hit = _early(assignment, min(names))
+            yield replace(hit, severity=ADVICE) if unread else hit
 
 
 def _is_rank(subject: Subject, assignment: Assignment) -> bool:

@@ -84,7 +84,8 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid time limit. sbatch rejects the script.",
-                fix=f"#SBATCH --{item.option}=2-12:00:00  # days-hours:minutes:seconds",
+                fix=f"#SBATCH --{item.option}={_likely_time(item.value)}  "
+                "# days-hours:minutes:seconds",
             )
         elif item.option == "time" and item.value in _LIKE_HOURS:
             yield Hit(
@@ -93,6 +94,14 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
                 fix=f"#SBATCH --time={item.value}:00:00  # if these are hours",
                 severity=ADVICE,
             )
+
+
+def _likely_time(value: str) -> str:
+    """Return the time limit that a value such as 24h or 2d probably means."""
+    if found := re.fullmatch(r"(\d{1,4}) ?([hd])\w*", value, re.IGNORECASE):
+        return f"{found[1]}:00:00" if found[2].lower() == "h" else f"{found[1]}-00:00:00"
+    digits = value.rstrip(":,;hms ")
+    return digits if is_slurm_time(digits) else "2-12:00:00"
 
 
 def find_bad_numbers(subject: Subject) -> Iterator[Hit]:

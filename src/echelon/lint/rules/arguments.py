@@ -1,11 +1,13 @@
 """E207: arguments that a Python script does not accept."""
 
+import difflib
 from collections.abc import Iterator
 from itertools import pairwise
 
 from echelon.lint.arguments import Option, Parser, read_parser
 from echelon.lint.bash import Word
 from echelon.lint.edits import replace_group
+from echelon.lint.facts import runs_always
 from echelon.lint.files import beside
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
@@ -24,7 +26,22 @@ _TORCH_2 = pattern(
 _PLACEHOLDER = pattern(r"__|[<>{}@%$\[\]]")
 
 
+_TORCHRUN = frozenset(
+    {
+        *("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
+        *("standalone", "max-restarts", "monitor-interval", "start-method", "role", "module"),
+        *("no-python", "run-path", "log-dir", "redirects", "tee", "local-ranks-filter", "help"),
+        *("node-rank", "master-addr", "master-port", "local-addr", "logs-specs", "use-env"),
+        *("numa-binding", "signals-to-handle", "virtual-local-rank", "shutdown-timeout"),
+        *("event-log-handler", "duplicate-stdout-filters", "duplicate-stderr-filters"),
+    }
+)
+"""The options of torchrun, of all versions, with dashes."""
+_ALIKE = 0.85
+
+
 def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
+    yield from _of_torchrun(subject)
     yield from _local_rank(subject)
     yield from _joined_value(subject)
     for one in subject.started:
@@ -40,6 +57,24 @@ def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
                 # The file may differ from the one on the cluster.
                 severity=ADVICE if _is_slot(subject, one.launch, word) else WARNING,
             )
+
+
+def _of_torchrun(subject: Subject) -> Iterator[Hit]:
+    """Find misspelled options of torchrun, which accepts abbreviations."""
+    for one in subject.started:
+        launcher = one.launch.launcher
+        if launcher is None or launcher.kind not in ("torchrun", "launch"):
+            continue
+        for name, word in launcher.options.items():
+            short = len(name) == 1 or any(option.startswith(name) for option in _TORCHRUN)
+            near = [] if short else difflib.get_close_matches(name, _TORCHRUN, 1, _ALIKE)
+            if near:
+                yield Hit(
+                    at=one.launch.place_of(word, subject.path),
+                    what=f"{launcher.name} has no option `--{name}`: 'unrecognized arguments'.",
+                    fix=f"--{near[0]}",
+                    severity=None if runs_always(one.launch) else WARNING,
+                )
 
 
 def _is_slot(subject: Subject, launch: Launch, option: Word | None) -> bool:

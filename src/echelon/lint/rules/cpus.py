@@ -11,7 +11,7 @@ from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules import no_cpus
 from echelon.lint.subject import Subject
-from echelon.lint.workers import count_workers
+from echelon.lint.workers import count_workers, worker_option
 
 _FIRST_LOSING, _LAST_LOSING = (22, 5), (23, 2)
 """Versions of Slurm in which srun does not inherit --cpus-per-task."""
@@ -57,7 +57,7 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=Place(path, line),
                 what=f"{each} share {counted(cpus, 'CPU')}, which slows data loading down.",
-                fix=f"--num-workers={max(1, cpus // processes)}",
+                fix=f"{worker_option(one)}={max(1, cpus // processes)}",
                 severity=None if workers * processes >= 2 * cpus else ADVICE,
             )
     yield from no_cpus.find_too_many_workers(subject)

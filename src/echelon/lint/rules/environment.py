@@ -238,8 +238,8 @@ def _made_on_one_node(subject: Subject) -> Iterator[Hit]:
         if _MAKES_ENV.search(command.text):
             yield Hit(
                 at=command,
-                what="The script makes this environment on the first node only. Steps on the "
-                f"other {counted((subject.job.fewest_nodes or 2) - 1, 'node')} do not find it.",
+                what="The script makes this environment on the first node only. Steps on other "
+                f"nodes (the job has {subject.job.fewest_nodes or 2}) do not find it.",
                 fix=f"srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 {command.name} …",
             )
             return

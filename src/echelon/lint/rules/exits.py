@@ -48,7 +48,7 @@ def find_message_status(batch: Shell) -> Iterator[Hit]:
             yield Hit(
                 at=command,
                 what="After this error, the job is COMPLETED: `exit` without a number ends it with "
-                "the status of the message."
+                "the status of the command that prints the message, 0."
                 if text == "exit"
                 else "After this error, the job is COMPLETED, because the status is 0.",
                 fix="exit 1",

@@ -64,10 +64,11 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
         if wait.line >= background[-1].line:
             yield Hit(
                 at=wait,
-                what="`wait` without arguments returns 0, so the job is COMPLETED even if a step "
-                "failed.",
+                what="`wait` without arguments returns 0, so the job is COMPLETED even if a "
+                "background command failed.",
                 fix="pids+=($!)  # after each &, then replace wait with:\n"
-                'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
+                'for pid in "${pids[@]}"; do wait "$pid" || code=1; done\n'
+                '[ "${code:-0}" = 0 ] || exit 1',
                 severity=severity,
             )
 

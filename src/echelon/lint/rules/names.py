@@ -282,11 +282,13 @@ def _refused(subject: Subject, path: str, text: str, error: SyntaxError) -> Hit:
     newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
     if not newer and _NESTED_QUOTES.search(text) and sys.version_info < (3, 12):
         newer = "3.12"  # the error may be reported at a bracket before the string
-    older = not newer and _may_be_python_2(subject, text, error)
+    shown = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
+    keyword = re.search(r"(?:[.,(\s]|^)(?:async|await)\s*(?:=[^=]|[),.]|$)", shown)
+    older = "" if newer else "3.6" if keyword else _older_python(subject, text, error)
     return Hit(
         at=Place(path, line),
         what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."
-        + (f" Python {newer or 2} may accept it." if newer or older else ""),
+        + (f" Python {newer or older} may accept it." if newer or older else ""),
         fix=f"run the job with Python {newer} or later"
         if newer
         else f"python -m py_compile {path}",
@@ -294,13 +296,14 @@ def _refused(subject: Subject, path: str, text: str, error: SyntaxError) -> Hit:
     )
 
 
-def _may_be_python_2(subject: Subject, text: str, error: SyntaxError) -> bool:
-    """Tell whether a script may be for Python 2, and its job does not ask for Python 3."""
+def _older_python(subject: Subject, text: str, error: SyntaxError) -> str:
+    """Return '2' if a script may be for Python 2, and its job does not ask for Python 3."""
     told = any(
         re.search(r"\bpython3|torchrun|accelerate", one.launch.command.text)
         for one in subject.started
     )
-    return not told and bool(_OF_PYTHON_2.search(error.msg) and _PRINTS_2.search(text))
+    for_2 = not told and _OF_PYTHON_2.search(error.msg) and _PRINTS_2.search(text)
+    return "2" if for_2 else ""
 
 
 def _newer_python(line: str, error: SyntaxError) -> str:

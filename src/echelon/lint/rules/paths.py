@@ -12,6 +12,8 @@ _OWN_PATH = pattern(r"\$\{?(0\b|BASH_SOURCE)")
 _READS_ITSELF = pattern(r"\b(?:cat|cp|head|tail|md5sum|sha256sum)\s+\"?\$\((?:readlink|realpath)\b")
 _HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\[\s*(-[nz]\s+)?\"?\$\{SLURM_JOB_ID:")
 """Scripts that look for their directory in another way."""
+_DIRECTORY = pattern(r"\bdirname\b|%/\*|/\.\.|:h\}")
+"""How a script gets a directory from a path."""
 _SUBMITS = pattern(r"\bsbatch\b")
 _DEFAULT = pattern(r"\$\{(\w+):?-\"?\$\(")
 _NEAR = 3
@@ -31,7 +33,7 @@ def find_own_directory(subject: Subject) -> Iterator[Hit]:
     for command in batch.commands:
         if command.name not in ("dirname", "realpath", "readlink") or not command.substituted:
             continue
-        if _READS_ITSELF.search(subject.line_at(command)):
+        if _uses_only_the_text(command, subject.line_at(command), code):
             continue  # the copy has the same text
         default = _DEFAULT.search(subject.line_at(command))
         if default and re.search(rf"^\s*#.*\b{default[1]}=", batch.text, re.MULTILINE):
@@ -43,9 +45,15 @@ def find_own_directory(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what="This is not the directory of the script. Slurm runs a copy of the script, "
                 "usually in /var/spool/slurmd.",
-                fix="$SLURM_SUBMIT_DIR  # the directory where sbatch was called, or a full path",
+                fix="a path that begins with $SLURM_SUBMIT_DIR, where sbatch was called",
             )
             return
+
+
+def _uses_only_the_text(command: Command, line: str, code: str) -> bool:
+    """Tell whether a script needs the path of its copy, for example to print it."""
+    itself = command.name != "dirname" and not _DIRECTORY.search(code)
+    return itself or bool(_READS_ITSELF.search(line))
 
 
 def _submits_itself(batch: Shell) -> bool:

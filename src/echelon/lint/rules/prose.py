@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from echelon.lint.bash import Command
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.slips import find_misspelt_module
 from echelon.lint.subject import Subject
 
 _WORD = pattern(r"[A-Za-z][a-z]*[,.:;!?]?")
@@ -60,6 +61,7 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
                     severity=ADVICE,
                 )
     yield from _names_in_backticks(subject)
+    yield from find_misspelt_module(subject)
 
 
 def _misspelt_function(command: Command, functions: set[str]) -> str:

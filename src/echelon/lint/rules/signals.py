@@ -65,7 +65,8 @@ def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
         at=Place(subject.path, signal.line),
         what=f"Slurm sends {name} to the job script, which has no handler. The signal ends the "
         "script, and with it the job, before the time limit.",
-        fix=f"trap '…' {name}  # before the first command, or --signal={name}@… for the steps",
+        fix=f"#SBATCH --signal={name}@…  # without B:, if the program of srun handles {name}; "
+        f"otherwise:\nsrun … & pid=$!; trap 'kill -s {name} $pid' {name}; wait $pid; wait $pid",
     )
 
 

@@ -200,8 +200,8 @@ def _hidden(
     """Report a command whose status is not that of the job."""
     line = max(end.line for end in ends)
     last = next((c for c in reversed(plain) if c.line <= line), command)
-    serves = last.text == "wait" and any(SERVER.search(c.text) for c in plain if c.background)
-    if last.background or serves:
+    waits = last.text == "wait" and any(c.background for c in plain)  # perhaps for a server
+    if last.background or waits:
         return
     quiet = last.name in _ENDING and not _lists(last) and not _may_fail(batch, last)
     if last.line != line or quiet or _copies_anyway(last, plain) or last.text == "wait":
@@ -305,7 +305,7 @@ def _copies_anyway(command: Command, commands: list[Command]) -> bool:
 
 
 def _shown(command: Command) -> str:
-    return f"`{command.text}`" if command.name == "exit" else command.name
+    return f"`{command.text}`" if command.name in ("exit", "set") else command.name
 
 
 def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:

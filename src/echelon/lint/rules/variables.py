@@ -11,6 +11,7 @@ from echelon.lint.files import Place, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_short_arrays
+from echelon.lint.rules.slips import find_long_names, find_names_in_lists, find_ranges
 from echelon.lint.subject import Subject
 
 _OF_JOB = pattern(r"\$\{?(SLURM_\w+|MASTER_(?:ADDR|PORT)|(?:NODE_|LOCAL_)?RANK|WORLD_SIZE)\b")
@@ -66,6 +67,8 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
     yield from _quoted_home(subject)
     yield from _escaped_paths(subject)
     yield from _without_dollar(subject)
+    yield from find_ranges(subject)
+    yield from find_names_in_lists(subject)
 
 
 def _escaped_values(subject: Subject) -> Iterator[Hit]:
@@ -182,6 +185,7 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from find_short_arrays(subject)
     yield from _no_background(subject)
     yield from _set_later(subject)
+    yield from find_long_names(subject)
     yield from _no_devices(subject)
     yield from _never_set(subject)
 
@@ -210,6 +214,7 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                     at=Place(path, use.line),
                     what=f"Nothing in the script sets `{name}`. It sets `{twin}`.",
                     fix=f"${twin}",
+                    severity=ADVICE if _is_only_printed(subject, name) else None,
                 )
             module = loads and _OF_MODULE.search(name)
             if twin or doubtful or module or _is_set_otherwise(code, name):
@@ -356,6 +361,13 @@ def _no_background(subject: Subject) -> Iterator[Hit]:
                 severity=ADVICE,
             )
             return
+
+
+def _is_only_printed(subject: Subject, name: str) -> bool:
+    """Tell whether a script uses a variable only to print it."""
+    code = [line for shell in subject.shells for line in shell.text.split("\n")]
+    used = [line for line in code if re.search(rf"\$\{{?{name}\b", line)]
+    return all(re.match(r"\s*(?:#|echo\b|printf\b)", line) for line in used)
 
 
 def _stops_at(subject: Subject, name: str) -> bool:

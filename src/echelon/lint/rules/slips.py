@@ -1,0 +1,206 @@
+"""E315 and E316: slips that bash accepts; also parts of E212, E313 and E314."""
+
+import re
+from collections.abc import Iterator
+
+from tree_sitter import Node
+
+from echelon.lint.bash import Shell
+from echelon.lint.facts import sources_others
+from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
+from echelon.lint.reading import parse_bash
+from echelon.lint.rule import WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+
+_REDIRECTS = pattern(r"\[\s+(?:!\s+)?([^\s\[\]]+)\s+(>=?|<=?)\s+([^\s\[\]]+)\s+\]")
+_OPERATORS = {">": "-gt", ">=": "-ge", "<": "-lt", "<=": "-le"}
+_JOINED = pattern(r"(\[\[?)\s+(\"?\$\{?\w+\}?\"?)(==?|!=)([\w\"'.$-]+)\s+\]\]?")
+_RANGE = pattern(r"\{(?:\d+|\$\{?\w+\}?)\.\.(?:\d+|\$\{?\w+\}?)\}")
+_LISTS = frozenset({"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LIBRARY_PATH", "CPATH", "MANPATH"})
+_SYSTEM = pattern(r"/usr/bin|\$\{?PATH\b|getconf|/s?bin:|:/bin\b")
+_OF_SLURM = frozenset(
+    {
+        *("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_ARRAY_TASK_ID", "SLURM_NODEID"),
+        *("SLURM_ARRAY_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    }
+)
+_MODULE_COMMANDS = ("load", "unload", "purge", "list", "avail", "swap", "use", "unuse", "reset")
+_OTHER_SHELL = pattern(r"#!.*\b(?:zsh|ksh|fish|t?csh)\b")
+
+
+def find_constant_conditions(subject: Subject) -> Iterator[Hit]:
+    batch = _plain(subject)
+    for node in _nodes(parse_bash(batch.text)) if batch else ():
+        if node.type != "test_command" or batch is None:
+            continue
+        text = " ".join((node.text or b"").decode(errors="replace").split())
+        at = Place(subject.path, node.start_point[0] + 1)
+        if found := _REDIRECTS.fullmatch(text):
+            left, operator, right = found.groups()
+            way = "writes to" if operator[0] == ">" else "reads"
+            effect = "The test is true" if operator[0] == ">" else "The test does not compare"
+            yield Hit(
+                at=at,
+                what=f"In `[ … ]`, `{operator}` is a redirection: it {way} a file named "
+                f"'{right if operator in '<>' else '='}'. {effect} whatever the value is.",
+                fix=f"[ {left} {_OPERATORS[operator]} {right} ]",
+            )
+        elif found := _JOINED.fullmatch(text):
+            bracket, left, operator, right = found.groups()
+            yield Hit(
+                at=at,
+                what=f"Without spaces around `{operator}`, this is one word, so the test is always "
+                "true.",
+                fix=f"{bracket} {left} {operator} {right} {bracket.replace('[', ']')}",
+            )
+
+
+def _plain(subject: Subject) -> Shell | None:
+    """Return the job script, if it is bash that lint understands."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or batch.suspect or batch.too_deep:
+        return None
+    return None if _OTHER_SHELL.match(batch.text) else batch
+
+
+def _nodes(root: Node) -> Iterator[Node]:
+    """Yield all nodes of a syntax tree, without the texts of here-documents."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if node.type != "heredoc_body":
+            waiting += reversed(node.named_children)
+
+
+def find_ranges(subject: Subject) -> Iterator[Hit]:
+    """Find `{1..$N}` in a loop. Part of E313."""
+    batch = _plain(subject)
+    for node in _nodes(parse_bash(batch.text)) if batch else ():
+        if node.type != "for_statement":
+            continue
+        for child in node.named_children[1:-1]:
+            text = (child.text or b"").decode(errors="replace")
+            if _RANGE.fullmatch(text) and "$" in text:
+                low, _, high = text.strip("{}").partition("..")
+                yield Hit(
+                    at=Place(subject.path, node.start_point[0] + 1),
+                    what=f"Bash expands braces before variables, so the loop runs once, with the "
+                    f"text '{text}'.",
+                    fix=f"$(seq {low} {high})",
+                    severity=WARNING,
+                )
+
+
+def find_names_in_lists(subject: Subject) -> Iterator[Hit]:
+    """Find `LD_LIBRARY_PATH=/lib:LD_LIBRARY_PATH`. Part of E313."""
+    for assignment in subject.assignments if _plain(subject) else ():
+        parts = assignment.value.text.split(":")
+        if assignment.name in _LISTS and assignment.name in parts:
+            yield Hit(
+                at=assignment,
+                what=f"The list contains the text '{assignment.name}', not the value before, "
+                "because `$` is missing.",
+                fix=f"${assignment.name}",
+                severity=WARNING,
+            )
+
+
+def find_lost_path(subject: Subject) -> Iterator[Hit]:
+    batch = _plain(subject)
+    for assignment in batch.assignments if batch else ():
+        text = subject.line_at(assignment)
+        written = re.match(r"\s*(?:export\s+)?PATH=(\S+)\s*(?:#.*)?$", text)
+        if assignment.name != "PATH" or not written or _SYSTEM.search(written[1]):
+            continue
+        if "$" in written[1] and "PATH" in written[1].upper():
+            continue  # a variable that may contain the value before
+        if "`" in written[1] or "$(" in written[1]:
+            continue
+        yield Hit(
+            at=assignment,
+            what="PATH loses its value before, so programs such as ls and srun are no longer "
+            "found.",
+            fix=f"export PATH={written[1]}:$PATH",
+        )
+
+
+def find_long_names(subject: Subject) -> Iterator[Hit]:
+    """Find `$SLURM_JOB_ID_last`, which is not `${SLURM_JOB_ID}_last`. Part of E314."""
+    batch = _plain(subject)
+    if batch is None or sources_others(subject):
+        return
+    own = {a.name for a in batch.assignments}
+    words = [w for c in batch.commands for w in (*c.words, *(a.value for a in c.assignments))]
+    words += [a.value for a in batch.assignments]
+    told = set[str]()
+    for use in (use for word in words for use in word.uses):
+        name = use.name
+        if use.guarded or name in own | told or re.search(rf"(?<![$\w{{]){name}\b", batch.text):
+            continue
+        found = [one for one in (*_OF_SLURM, *own) if name.startswith(f"{one}_")]
+        begin = max(found, key=len, default="")
+        if not begin or name.isupper():  # it may come from outside
+            continue
+        told.add(name)
+        end = name.removeprefix(begin)
+        yield Hit(
+            at=Place(subject.path, use.line),
+            what=f"Bash reads this as the variable `{name}`, which nothing sets, not as "
+            f"`{begin}` with '{end}' behind it.",
+            fix=f"${{{begin}}}{end}",
+            severity=WARNING,
+        )
+
+
+def find_misspelt_module(subject: Subject) -> Iterator[Hit]:
+    """Find `module laod`. Part of E212."""
+    for command in subject.commands if _plain(subject) else ():
+        word = command.arguments[0] if command.arguments else None
+        if command.name != "module" or word is None or not word.known:
+            continue
+        meant = [one for one in _MODULE_COMMANDS if sorted(one) == sorted(word.text)]
+        if meant and meant[0] != word.text:
+            yield Hit(
+                at=command,
+                what=f"`module` has no command '{word.text}', so nothing is loaded.",
+                fix=f"module {meant[0]} …",
+                severity=WARNING,
+            )
+
+
+RULES = (
+    Rule(
+        code="E315",
+        title="condition that is always true",
+        severity=WARNING,
+        check=find_constant_conditions,
+        why="`[` is a command: `<` and `>` redirect its files, and its operators are words of "
+        "their own. A single word is true if it is not empty.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-if [ $SLURM_JOB_NUM_NODES > 1 ]; then    # <- here
++if [ $SLURM_JOB_NUM_NODES -gt 1 ]; then
+     echo several nodes
+ fi
+ srun python train.py
+""",
+    ),
+    Rule(
+        code="E316",
+        title="PATH without the system's programs",
+        severity=WARNING,
+        check=find_lost_path,
+        why="Bash finds programs in the directories of PATH. A new directory is added to the value "
+        "before.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-export PATH=$HOME/cuda/bin    # <- here
++export PATH=$HOME/cuda/bin:$PATH
+ srun python train.py
+""",
+    ),
+)
