@@ -106,6 +106,8 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
         once: it fails the first time only, as in a loop.
     """
     root = parse_bash(text)
+    if root.has_error:
+        return None
     looked_at = frozenset(_LOOKED_AT.findall(text))
     interpreter = _Interpreter(line, name, looked_at, once=once)
     first = text.split("\n", 1)[0]

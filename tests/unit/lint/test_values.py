@@ -41,6 +41,7 @@ def test_a_directive_is_an_error_if_sbatch_rejects_it(directive, accepted):
         ("--gpus=gpu:2", ("E121", "warning")),  # the type may be called so
         ("--gpus-per-task=1", ("E114", "warning")),  # -n may be on the command line
         ("--gres=gpu=2", ("E121", "warning")),  # newer versions accept it
+        ("--cpus-per-gpu=8", ("E114", "warning")),  # 22.05 accepts it
         ("--mem-per-gpu=8G", ("E114", "warning")),
         ("--output", ("E105", "error")),
         ("--cpus-per-task=", ("E105", "warning")),

@@ -7,6 +7,7 @@ from echelon.core.nodes import expand
 from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
 from echelon.lint.edits import Edit, replace_group
+from echelon.lint.facts import slurm_version
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import (
@@ -24,6 +25,8 @@ _FEW_MIB = 256
 """Less than `import torch` needs."""
 _LIKE_HOURS = frozenset({"4", "6", "8", "12", "24", "36", "48", "72", "96"})
 """Numbers that are common as hours."""
+_FIRST_CHOOSING = (23, 2)
+"""The first version of Slurm that chooses from a list of nodes."""
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -218,19 +221,20 @@ def _without_counterpart(subject: Subject) -> Iterator[Hit]:
             fix="#SBATCH --ntasks=1",
             severity=WARNING,
         )
-    per_gpu = subject.directives.last("mem-per-gpu")
+    per_gpu = subject.directives.last("mem-per-gpu") or subject.directives.last("cpus-per-gpu")
     if per_gpu and not any(o in ("gres", "tres-per-task") or o.startswith("gpus") for o in given):
         yield Hit(
             at=Place(subject.path, per_gpu.line),
-            what="`--mem-per-gpu` needs GPUs, and the script requests none. sbatch rejects it "
-            "unless the command line does.",
+            what=f"`--{per_gpu.option}` needs GPUs, and the script requests none. sbatch "
+            + ("" if per_gpu.option == "mem-per-gpu" else "of version 23.02 or newer ")
+            + "rejects it unless the command line does.",
             fix="#SBATCH --gpus-per-node=…",
             severity=WARNING,
         )
 
 
 def _too_many_names(subject: Subject) -> Iterator[Hit]:
-    """Find a list of nodes that is longer than --nodes allows. The job gets all nodes of a list."""
+    """Find a list of nodes that is longer than --nodes allows."""
     asked = next(iter(_given(subject, "nodes")[-1:]), None)
     named = next(iter(_given(subject, "nodelist")[-1:]), None)
     most = asked.value.rpartition("-")[2] if asked else ""
@@ -240,12 +244,14 @@ def _too_many_names(subject: Subject) -> Iterator[Hit]:
         count = len(set(expand(named.value)))
     except UsageError:
         return
-    if count > int(most):
+    version = slurm_version(subject.programs) if count > int(most) else _FIRST_CHOOSING
+    if version is None or version < _FIRST_CHOOSING:
         yield Hit(
             at=Place(subject.path, named.line),
-            what=f"`--nodelist` names {count} nodes, and the job needs all of them, but `--nodes` "
-            f"allows {most}. sbatch rejects the script.",
+            what=f"`--nodelist` names {count} nodes, but `--nodes` allows {most}. Before version "
+            "23.02, sbatch rejects the script; newer versions choose some of the nodes.",
             fix="name the nodes that the job must not use in --exclude, or use --constraint",
+            severity=ADVICE if version is None else None,
         )
 
 

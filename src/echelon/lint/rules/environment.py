@@ -273,6 +273,14 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
         if not _DEVICES.fullmatch(value.text) or not is_training(subject, subject.started[0]):
             continue
         count = value.text.count(",") + 1
+        if count == gpus and not value.uses and subject.directives.last("exclusive") is None:
+            yield Hit(
+                at=assignment,
+                what=f"This replaces the GPUs that Slurm has assigned by {value.text}. Where a job "
+                "sees all GPUs of its node, two such jobs on a node share them.",
+                fix="remove the line; Slurm sets the variable to the GPUs of the job",
+                severity=ADVICE,
+            )
         if count != gpus:
             yield Hit(
                 at=assignment,

@@ -53,7 +53,7 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     background = background or unknown
     waits = [c for c in batch.commands if c.name == "wait" and not c.function]
     bare = [c for c in waits if len(c.words) == 1]
-    if not background or len(bare) != len(waits):
+    if not background or len(bare) != len(waits) or batch.suspect:
         return
     ended = [c.line for c in batch.commands if c.name in ("kill", "pkill", "scancel")]
     if any(is_noticed(batch, command) for command in background):

@@ -49,6 +49,11 @@ _BRINGS_FILES = pattern(
     r"|cd\s+(?!\S*\$\{?SLURM_SUBMIT_DIR\b)[/~$`-]|cd$"
 )
 """Commands after which the directory may have other files than the repository."""
+_UNPACKS_ELSEWHERE = pattern(
+    r"^(?:tar|unzip)\b.*\s(?:-C|-d|--directory)[ =]?"
+    r"(?:/|~/|\$\{?(?!SLURM_SUBMIT|PWD|HERE|ROOT|DIR\b)\w)"
+)
+"""The archive is unpacked in a directory of its own, such as $TMPDIR."""
 
 
 def find_missing_paths(subject: Subject) -> Iterator[Hit]:
@@ -182,7 +187,9 @@ def _stays_inside(subject: Subject, repository: Repository) -> bool:
     if any(_OTHER_CONTAINER.search(shell.text) for shell in subject.shells):
         return False
     return not any(
-        _BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) and not _enters(c, repository)
+        _BRINGS_FILES.match(c.text.rpartition("/bin/")[2])
+        and not _enters(c, repository)
+        and not _UNPACKS_ELSEWHERE.search(c.text)
         for c in subject.commands
     )
 

@@ -131,7 +131,7 @@ RULES = (
         "whole nodes.",
         example="""\
  #!/bin/bash
- #SBATCH --cpus-per-gpu=8
+ #SBATCH --cpus-per-task=16
  #SBATCH --nodes=1
 +#SBATCH --gpus-per-node=2
  torchrun --standalone --nproc_per_node=2 train.py    # <- here

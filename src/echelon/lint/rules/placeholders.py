@@ -47,7 +47,7 @@ _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
 _GIVEN_LATER = pattern(
     r"(?i)\s#.*\b(?:set|filled|given|passed|provided|overrid\w+|replaced) "
-    r"(?:by|in|via|with|from|at|on|using)\b"
+    r"(?:by|in|via|with|from|at|on|using)\b|\s#.*\bsbatch\b"
 )
 """A comment that says that the command line has the value."""
 _MANY = 3

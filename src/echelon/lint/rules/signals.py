@@ -17,6 +17,7 @@ _IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
 """Signals that do not end a process."""
 _TO_THE_STEPS = pattern(r"(?:R:)?(?:SIG)?(USR1|USR2|TERM|HUP|10|12|15|1)(?:@\d+)?", re.IGNORECASE)
 """A signal that Slurm sends to the steps, and that ends a process without a handler."""
+_STEPS = pattern(r"\b(?:srun|mpirun|mpiexec|ibrun|prun|sattach|ray|dask|nextflow|snakemake)\b")
 _HANDLES = (
     *("signal.signal", "import signal", "from signal", "add_signal_handler", "sigaction"),
     *("ightning", "submitit", "transformers", "echelon", "composer", "nemo", "fairseq", "SIGUSR"),
@@ -33,6 +34,7 @@ _OF_JOB = pattern(r"JOB|TMPDIR|\$\$")
 
 def find_late_handler(subject: Subject) -> Iterator[Hit]:
     yield from _ends_ranks(subject)
+    yield from _reaches_nothing(subject)
     batch, signal = subject.batch, subject.directives.last("signal")
     if batch is None or signal is None or not (sent := _TO_THE_SHELL.fullmatch(signal.value)):
         return
@@ -52,6 +54,25 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
             what=f"Bash runs the handler of {sent[1]} (line {traps[0].line}) only when this "
             "command has ended. At the time limit, Slurm kills the job before that.",
             fix=f"{run[-1].name} … &\nwait $!  # a signal ends wait",
+        )
+
+
+def _reaches_nothing(subject: Subject) -> Iterator[Hit]:
+    """Find a signal to the steps of a job that has none."""
+    item = subject.directives.last("signal")
+    if item is None or not _TO_THE_STEPS.fullmatch(item.value) or sources_others(subject):
+        return
+    plain = bool(subject.started) and all(
+        one.launch.srun is None and not one.launch.mpi and not one.launch.elsewhere
+        for one in subject.started
+    )
+    code = [line for shell in subject.shells for line in shell.text.split("\n")]
+    if plain and not any(_STEPS.search(line) for line in code if line.lstrip()[:1] != "#"):
+        yield Hit(
+            at=Place(subject.path, item.line),
+            what="Without `B:`, Slurm sends the signal to the steps only, and the script starts "
+            "none with srun. Nothing receives the signal.",
+            fix="start the program with srun, or send the signal to the script: --signal=B:…",
         )
 
 

@@ -227,8 +227,17 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
-                severity=None if runs_always(launch) and not _has_own_gpus(launch) else WARNING,
+                severity=None
+                if _runs_always(subject, launch) and not _has_own_gpus(launch)
+                else WARNING,
             )
+
+
+def _runs_always(subject: Subject, launch: Launch) -> bool:
+    """Tell whether a launch is in no branch, also not in one of an inner shell."""
+    place = (launch.path, launch.line)
+    inner = (c for s in subject.shells[1:] for c in s.commands if (c.path, c.line) == place)
+    return runs_always(launch) and all(command.certain for command in inner)
 
 
 def _has_own_gpus(launch: Launch) -> bool:

@@ -99,6 +99,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job:
         return
     yield from _lost_inside(subject)
+    yield from _lost_in_scripts(subject)
     yield from find_missing_source(subject)
     yield from find_message_status(batch)
     yield from find_status_of_message(batch)
@@ -192,6 +193,15 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
                 f"{end.name} (line {end.line}) succeeds afterwards.",
                 fix="set -e; …  # at the start of the inner script",
             )
+
+
+def _lost_in_scripts(subject: Subject) -> Iterator[Hit]:
+    """Find failures that a script hides which the job starts."""
+    for shell in subject.shells[1:]:
+        name = shell.path.rpartition("/")[2]
+        sourced = any(c.name in ("source", ".") and name in c.text for c in subject.commands)
+        if shell.path != subject.path and not sourced and not shell.suspect:
+            yield from _lost(subject, shell)
 
 
 def _hidden(

@@ -41,6 +41,7 @@ _LAST_BACKGROUND = pattern(r"[^#']*\$!(?!\w)")
 _NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
 _TEST_OF_TEXT = pattern(r"[^#]*\[\[?\s+-([zn])\s+[\"']?([A-Za-z_]\w*|\d)[\"']?\s+\]")
 _ALIKE = 0.85
+_STARTUP_FILE = pattern(r"(?:^|/)(?:\.bashrc|\.bash_profile|\.profile|bashrc|profile)$")
 _SHELLS = frozenset({"bash", "sh", "eval", "ssh", "srun"})
 """Programs that may expand a text."""
 _OF_MODULE = pattern(r"^EB|_(?:ROOT|HOME|DIR|BASE|PATH|PREFIX|INC|INCLUDE|LIB|LIBDIR)$")
@@ -186,6 +187,7 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from _no_background(subject)
     yield from _set_later(subject)
     yield from find_long_names(subject)
+    yield from _interactive_files(subject)
     yield from _no_devices(subject)
     yield from _never_set(subject)
 
@@ -308,6 +310,27 @@ def _sourced(subject: Subject) -> Iterator[str]:
             name = re.sub(r"^\$\{?\w+\}?/", "", name)
             place = find_file(subject.files, name, (subject.path, ""))
             yield subject.files.read(place) or "" if place else ""
+
+
+def _interactive_files(subject: Subject) -> Iterator[Hit]:
+    """Find `source ~/.bashrc` after `set -u`: such files often test variables that are not set."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or "nounset" not in batch.settings:
+        return
+    begin = next((c.line for c in batch.commands if c.name == "set" and "u" in c.text), 0)
+    off = [c.line for c in batch.commands if c.name == "set" and "+u" in c.text]
+    for command in batch.commands:
+        path = command.arguments[0].text if command.arguments else ""
+        file = command.name in ("source", ".") and _STARTUP_FILE.search(path)
+        if file and command.line > begin and not any(begin < line < command.line for line in off):
+            yield Hit(
+                at=command,
+                what=f"With `set -u`, bash stops if {path} uses a variable that is not set, such "
+                "as PS1.",
+                fix=f"set +u; source {path}; set -u",
+                severity=ADVICE,
+            )
+            return
 
 
 def _set_later(subject: Subject) -> Iterator[Hit]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from echelon.core.frozen import frozen
 from echelon.lint.bash import Word
-from echelon.lint.files import find_file
+from echelon.lint.files import beside, find_file
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import Located
@@ -114,7 +114,9 @@ def _configs(subject: Subject) -> Iterator[Wanted]:
             path = word.text.rpartition("=")[2].removeprefix("@")
             if not word.known or not _CONFIG.fullmatch(path) or OF_OUTPUT.search(option):
                 continue
-            if _OF_CONFIG.search(option) or (not option and not path.endswith(".json")):
+            folder = path.rpartition("/")[0]
+            known = any(subject.files.is_folder(beside(b, folder)) for b in (subject.path, ""))
+            if _OF_CONFIG.search(option) or (not option and (known or path[-5:] != ".json")):
                 yield Wanted(path=path, at=launch.place_of(word, subject.path), reader="")
 
 
