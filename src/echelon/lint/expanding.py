@@ -18,8 +18,10 @@ _WHOLE_ARRAY = pattern(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _UNQUOTE = {
     "word": pattern(r"\\(\n|.)", re.DOTALL),
     "string": pattern(r"\\(\n|[$`\"\\])"),
+    "script": pattern(r"\\(\n|[$`\"\\])"),
     "heredoc": pattern(r"\\(\n|[$`\\])"),
 }
+_LINE_END = pattern(r"(?<!\\)\n")
 
 
 class Expander:
@@ -46,7 +48,8 @@ class Expander:
     def _single_word(self, node: Node, text: str) -> Word:
         line = self._line(node)
         if node.type == "string":
-            return replace(self._pieces(node, 1, 1, "string"), quoted=True)
+            kind = "script" if _LINE_END.search(text) else "string"
+            return replace(self._pieces(node, 1, 1, kind), quoted=True)
         if node.type in ("raw_string", "ansi_c_string"):
             content = text[1:-1] if node.type == "raw_string" else text[2:-1]
             return Word(text=content, line=line, quoted=True, text_line=line)
@@ -167,4 +170,6 @@ def descend(node: Node) -> Iterator[Node]:
 
 
 def _unquote(text: str, kind: str) -> str:
-    return _UNQUOTE[kind].sub(lambda m: "" if m[1] == "\n" else m[1], text)
+    # In a text of several lines, they keep their numbers; the inner shell joins them.
+    joined = "\\\n" if kind == "script" else ""
+    return _UNQUOTE[kind].sub(lambda m: joined if m[1] == "\n" else m[1], text)

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.lint.exit_status import endings
+from echelon.lint.linting import lint
+from unit.lint.fakes import JOB, SlurmOf, TextFiles
 
 FAILS = "fails() { (( ++calls )); return 3; }"
 """The command that fails, as a function, because nothing else is run."""
@@ -179,3 +181,56 @@ def test_a_command_that_the_grammar_extends_over_the_next_lines_is_not_believed(
     line = text[: text.index("\nfails")].count("\n") + 2
     ends = endings(text, line, "fails")
     assert ends is None or not any(end.succeeds for end in ends)
+
+
+# --- what lint says of it -------------------------------------------------------------------
+
+
+def _found(body, code="E507", **files):
+    texts = {name.replace("__", "/").replace("_sh", ".sh"): text for name, text in files.items()}
+    beside = TextFiles({"a.py": "print(1)\n", "b.py": "print(1)\n", **texts}, repository=True)
+    findings = lint(f"{JOB}{body}", path="job.sh", files=beside, programs=SlurmOf())
+    return [(f.path, f.line, str(f.severity)) for f in findings if f.code == code]
+
+
+def test_a_script_that_the_job_starts_may_hide_a_failure():
+    hides = "#!/bin/bash\npython a.py\necho done\n"
+    assert _found("bash work.sh\n", work_sh=hides) == [("work.sh", 2, "warning")]
+    assert _found("source work.sh\n", work_sh=hides) == []
+    assert _found("bash work.sh\n", work_sh="set -e\npython a.py\necho done\n") == []
+    twice = _found("./work.sh\n", work_sh="python a.py\npython b.py\n")
+    assert twice == [("work.sh", 1, "advice")]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('source "${SLURM_SUBMIT_DIR:-$(pwd)}/slurm/env.sh"', []),
+        ("source $ROOT/slurm/env.sh", []),
+        ("source $ROOT/other.sh", ["advice"]),  # it may contain `set -e`
+        ("source $HOME/venv/bin/activate", ["warning"]),
+    ],
+)
+def test_a_sourced_file_that_turns_errexit_on(source, found):
+    body = f"{source}\npython a.py\necho done\n"
+    hits = _found(body, slurm__env_sh="set -eo pipefail\n")
+    assert [severity for _, _, severity in hits] == found
+
+
+def test_the_lines_of_an_inner_script_are_those_of_the_file():
+    body = 'srun bash -c "\npython a.py \\\n  --x 1\n\npython b.py \\\n  --y 2\necho done\n"\n'
+    inner = [(line, severity) for path, line, severity in _found(body) if line > 3]
+    assert (7, "warning") in inner
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("python a.py\nif [ $? -eq 0 ]; then\n  echo\nelse\n  echo failed: $?\n  exit 1\nfi\n", 7),
+        ("python a.py\nif [ $? -ne 0 ]; then\n  echo failed: $?\n  exit 1\nfi\n", 5),
+        ("python a.py\ncode=$?\nif [ $code -ne 0 ]; then\n  echo $code\n  exit 1\nfi\n", 0),
+        ("python a.py\nif [ $? -ne 0 ]; then\n  ls x\n  echo $?\n  exit 1\nfi\n", 0),
+    ],
+)
+def test_the_status_of_a_test(body, line):
+    assert _found(body) == ([("job.sh", line, "advice")] if line else [])

@@ -1249,7 +1249,7 @@ def test_the_path_of_the_copy_that_is_only_printed(body, found):
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ("node server.js &\npython a.py\nwait\n", []),  # it may be a server
+        ("node server.js &\npython a.py\nwait\n", ["advice"]),  # it may be a server
         ("python a.py\nwait\n", ["warning"]),
         ("set -e\npython a.py && echo well\necho done\n", []),
         ("python a.py && echo well\necho done\n", ["warning"]),

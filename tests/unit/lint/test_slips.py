@@ -121,3 +121,121 @@ def test_misspelled_options_of_torchrun(option, found):
 def test_a_misspelled_option_in_a_branch_is_a_warning():
     body = "if [ -f x ]; then torchrun --standalone --nproc_per_nodes=2 a.py; fi\n"
     assert _found("E207", body) == "warning"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("set -e\nN=0\n((N++))\npython a.py\n", "warning"),
+        ("set -euo pipefail\nN=0\nif [ -f x ]; then\n  ((N++))\nfi\npython a.py\n", "warning"),
+        ("set -e\nN=1\n((N++))\npython a.py\n", None),
+        ("set -e\nN=0\n((N++)) || true\npython a.py\n", None),
+        ("set -e\nN=0\n((++N))\npython a.py\n", None),
+        ("N=0\n((N++))\npython a.py\n", None),
+        ("N=0\n((N++))\nset -e\npython a.py\n", None),
+    ],
+)
+def test_arithmetic_that_ends_the_script(body, found):
+    assert _found("E511", body) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('PRIVATE="false"\npython a.py ${PRIVATE:+--private}\n', "warning"),
+        ('PRIVATE="${PRIVATE:-false}"\npython a.py ${PRIVATE:+--private}\n', "warning"),
+        ('PRIVATE=""\npython a.py ${PRIVATE:+--private}\n', None),
+        ("PRIVATE=yes\npython a.py ${PRIVATE:+--private}\n", None),
+        ("python a.py ${PRIVATE:+--private}\nPRIVATE=false\n", None),
+    ],
+)
+def test_options_whose_switch_is_the_text_false(body, found):
+    assert _found("E315", body) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("export DIR=/tmp/$SLURM_JOB_ID CACHE=${DIR}/cache\npython a.py $CACHE\n", "warning"),
+        ("f() {\n  local a=1 b=$a\n  python a.py $b\n}\nf\n", "warning"),
+        ("export DIR=/tmp\nexport CACHE=${DIR}/cache\npython a.py $CACHE\n", None),
+        ("DIR=/tmp CACHE=$DIR/cache\npython a.py $CACHE\n", None),  # bash assigns in order
+        ("export DIR=/tmp CACHE='$DIR'\npython a.py $CACHE\n", None),
+    ],
+)
+def test_values_before_the_line(body, found):
+    assert _found("E314", body) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("\n--time=2:00:00\npython a.py\n", "warning"),
+        ("# limit\n--mem=4G\npython a.py\n", "warning"),
+        ("python a.py\n--time=2:00:00\n", None),  # a missing backslash: E208
+        ("python a.py \\\n--time=2:00:00\n", None),
+        ("--unknown=2\npython a.py\n", None),
+    ],
+)
+def test_directives_without_sbatch(body, found):
+    assert _found("E212", body) == found
+
+
+@pytest.mark.parametrize(
+    ("signal", "body", "found"),
+    [
+        ("USR1@90", "python a.py\n", "warning"),
+        ("SIGUSR1@90", "torchrun --standalone --nproc_per_node=2 a.py\n", "warning"),
+        ("B:USR1@90", "trap 'kill $!' USR1\npython a.py & wait $!\n", None),
+        ("USR1@90", "mpirun -n 1 python a.py\n", None),
+        ("USR1@90", "./start.sh\n", None),  # lint cannot see what it starts
+    ],
+)
+def test_signals_that_reach_nothing(signal, body, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal={signal}\n"
+    assert _found("E509", body, head=head) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("set -u\nsource ~/.bashrc\npython a.py\n", "advice"),
+        ("set -euo pipefail\n. $HOME/.bash_profile\npython a.py\n", "advice"),
+        ("set -u\nset +u\nsource ~/.bashrc\nset -u\npython a.py\n", None),
+        ("source ~/.bashrc\nset -u\npython a.py\n", None),
+        ("source ~/.bashrc\npython a.py\n", None),
+    ],
+)
+def test_files_of_interactive_shells_after_set_u(body, found):
+    assert _found("E314", body) == found
+
+
+@pytest.mark.parametrize(
+    ("more", "body", "found"),
+    [
+        (
+            "",
+            "export CUDA_VISIBLE_DEVICES=0\ntorchrun --standalone --nproc_per_node=1 train.py\n",
+            "advice",
+        ),
+        (
+            "",
+            "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --standalone --nproc_per_node=1 train.py\n",
+            "warning",
+        ),
+        (
+            "#SBATCH --exclusive\n",
+            "export CUDA_VISIBLE_DEVICES=0\ntorchrun --standalone --nproc_per_node=1 train.py\n",
+            None,
+        ),
+        (
+            "",
+            "export CUDA_VISIBLE_DEVICES=0\nsrun python train.py\n",
+            None,
+        ),  # set again
+    ],
+)
+def test_devices_by_hand(more, body, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=1\n{more}"
+    train = "import torch\nmodel = torch.nn.Linear(1, 1).cuda()\n"
+    assert dict(codes(body, head, train=train)).get("E409") == found

@@ -250,6 +250,8 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, item.line),
                 what="Slurm does not expand variables in directives. It uses the text literally.",
                 fix=f"replace {shown} with {better}",
+                # A plugin may expand it.
+                severity=WARNING if item.option.startswith("container") else None,
             )
         elif item.option == "mail-user" and (found := re.search(r"%[A-Za-z]", item.value)):
             yield Hit(

@@ -8,6 +8,7 @@ from echelon.lint.bash import Command, Shell
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, Hit, Rule
+from echelon.lint.rules.slips import find_ending_arithmetic
 from echelon.lint.subject import Subject
 
 _COMPLAINS = pattern(
@@ -26,6 +27,9 @@ _HELPS = pattern(r"(?i)usage|help")
 _IN_SUBSHELL = pattern(r"\([^()]*\bexit(?: 0)?\s*;?\s*\)")
 _USES_STATUS = pattern(r"^(?!\s*(?:#|echo\b|printf\b))[^#|&;]*\$(?:\?|\{\?\})")
 _ERREXIT_OFF = pattern(r"\bset\s+\+(?:\w*e|o\s+errexit)")
+_TESTS_STATUS = pattern(r"\s*if\s+\[\[?\s+\"?\$\?\"?\s+[-=!]\S{1,3}\s+\d+\s+\]\]?")
+_PRINTS_STATUS = pattern(r"\s*(?:echo|printf)\b[^'#]*\$\?")
+_NEAR = 8
 _DECIDES = frozenset({"exit", "return", "exec", "trap", "kill", "scancel"})
 
 
@@ -89,6 +93,30 @@ def find_status_of_message(batch: Shell) -> Iterator[Hit]:
             )
 
 
+def find_status_of_test(batch: Shell) -> Iterator[Hit]:
+    """Find `$?` in a branch of `if [ $? … ]`, where it is the status of the test."""
+    lines = batch.text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not _TESTS_STATUS.match(line):
+            continue
+        for place in range(number, min(number + _NEAR, len(lines))):
+            text = lines[place]
+            if re.match(r"\s*else\b", text):
+                continue
+            if _PRINTS_STATUS.match(text):
+                before = lines[place - 1]
+                if before is line or re.match(r"\s*else\b", before):
+                    yield Hit(
+                        at=Place(batch.path, place + 1),
+                        what=f"`$?` is the status of the test in line {number}, not of the command "
+                        "before.",
+                        fix="code=$?  # directly behind the command, then use $code",
+                        severity=ADVICE,
+                    )
+            if re.match(r"\s*fi\b", text):
+                break
+
+
 def find_constant_failure(batch: Shell, plain: Sequence[Command]) -> Iterator[Hit]:
     """Find `exit 1` as the last command of a script, whatever happened before."""
     end = plain[-1] if plain else None
@@ -104,6 +132,7 @@ def find_constant_failure(batch: Shell, plain: Sequence[Command]) -> Iterator[Hi
 
 
 def find_late_status(subject: Subject) -> Iterator[Hit]:
+    yield from find_ending_arithmetic(subject)
     batch = subject.batch
     if batch is None or "errexit" not in batch.settings or _ERREXIT_OFF.search(batch.text):
         return

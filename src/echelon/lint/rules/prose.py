@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from echelon.clusters.slurm.options import SBATCH
 from echelon.lint.bash import Command
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -62,6 +63,24 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
                 )
     yield from _names_in_backticks(subject)
     yield from find_misspelt_module(subject)
+    yield from _bare_options(subject)
+
+
+def _bare_options(subject: Subject) -> Iterator[Hit]:
+    """Find `--time=2:00:00` on a line of its own, without #SBATCH."""
+    batch = subject.batch
+    lines = batch.text.split("\n") if batch and subject.is_job and not batch.suspect else []
+    for command in batch.commands if batch and lines else ():
+        name = command.words[0].text.removeprefix("--").partition("=")[0] if command.words else ""
+        before = lines[command.line - 2].strip() if command.line > 1 else ""
+        alone = len(command.words) == 1 and (not before or before.startswith("#"))
+        if alone and command.words[0].text.startswith("--") and name in SBATCH.known:
+            yield Hit(
+                at=command,
+                what=f"`#SBATCH` is missing: bash runs this option as a command: '{command.text}: "
+                "command not found'.",
+                fix=f"#SBATCH {command.text}  # above the first command",
+            )
 
 
 def _misspelt_function(command: Command, functions: set[str]) -> str:

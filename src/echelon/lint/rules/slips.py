@@ -26,6 +26,15 @@ _OF_SLURM = frozenset(
     }
 )
 _MODULE_COMMANDS = ("load", "unload", "purge", "list", "avail", "swap", "use", "unuse", "reset")
+_INCREMENT = pattern(r"\s*\(\(\s*([A-Za-z_]\w*)\+\+\s*\)\)\s*(?:#.*)?$")
+_SET_OFF = pattern(
+    r"\s*(?:export\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\{\1:-)?(?:false|False|0|no)\}?[\"']?\s*$"
+)
+_IF_SET = pattern(r"\$\{([A-Za-z_]\w*):?\+\s*-[^}]{1,100}\}")
+_DECLARES = pattern(
+    r"\s*(?:export|local|declare|readonly)\s+((?:[A-Za-z_]\w*=\S*[ \t]*){2,20})(?:#.*)?$"
+)
+_PART = pattern(r"([A-Za-z_]\w*)=(\S*)")
 _OTHER_SHELL = pattern(r"#!.*\b(?:zsh|ksh|fish|t?csh)\b")
 
 
@@ -54,6 +63,11 @@ def find_constant_conditions(subject: Subject) -> Iterator[Hit]:
                 "true.",
                 fix=f"{bracket} {left} {operator} {right} {bracket.replace('[', ']')}",
             )
+
+
+def find_always_true(subject: Subject) -> Iterator[Hit]:
+    yield from find_constant_conditions(subject)
+    yield from find_flags_that_are_set(subject)
 
 
 def _plain(subject: Subject) -> Shell | None:
@@ -91,6 +105,63 @@ def find_ranges(subject: Subject) -> Iterator[Hit]:
                     fix=f"$(seq {low} {high})",
                     severity=WARNING,
                 )
+
+
+def find_ending_arithmetic(subject: Subject) -> Iterator[Hit]:
+    """Find `((n++))` of a variable that is 0, after `set -e`. Part of E511."""
+    batch = _plain(subject)
+    zero = {a.name for a in batch.assignments if a.value.text == "0"} if batch else set()
+    if batch is None or not zero or "errexit" not in batch.settings:
+        return
+    begin = min((c.line for c in batch.commands if c.name == "set"), default=0)
+    for number, line in enumerate(batch.text.split("\n"), start=1):
+        found = _INCREMENT.match(line)
+        if found and found[1] in zero and number > begin:
+            yield Hit(
+                at=Place(subject.path, number),
+                what=f"`(({found[1]}++))` has the status 1 if `{found[1]}` is 0. Because of "
+                "`set -e`, the script ends here.",
+                fix=f"{found[1]}=$(({found[1]} + 1))",
+                severity=WARNING,
+            )
+            return
+
+
+def find_flags_that_are_set(subject: Subject) -> Iterator[Hit]:
+    """Find `${FLAG:+--option}` of a variable that is `false`. Part of E315."""
+    batch = _plain(subject)
+    lines = batch.text.split("\n") if batch else []
+    off = {m[1]: n for n, line in enumerate(lines, 1) if (m := _SET_OFF.match(line))}
+    for number, line in enumerate(lines, start=1):
+        found = _IF_SET.search(line.split("#")[0] if line.lstrip().startswith("#") else line)
+        if found and off.get(found[1], number) < number and not line.lstrip().startswith("#"):
+            yield Hit(
+                at=Place(subject.path, number),
+                what=f"`{found[0]}` tests whether `{found[1]}` is empty. Its default (line "
+                f"{off[found[1]]}) is the text false or 0, so the option is always given.",
+                fix=f'{found[1]}=""  # in line {off[found[1]]}',
+            )
+
+
+def find_old_values(subject: Subject) -> Iterator[Hit]:
+    """Find `export A=1 B=$A/b`, where `$A` is the value before. Part of E314."""
+    batch = _plain(subject)
+    for number, line in enumerate(batch.text.split("\n") if batch else (), start=1):
+        found = _DECLARES.match(line)
+        parts = list(_PART.finditer(found[1])) if found else []
+        for part in parts:
+            earlier = {one[1] for one in parts if one.start() < part.start()}
+            value = part[2].lstrip('"')
+            used = {n for n in re.findall(r"\$\{?(\w+)", value) if not value.startswith("'")}
+            if names := sorted(earlier & used):
+                yield Hit(
+                    at=Place(subject.path, number),
+                    what=f"`${names[0]}` is the value before this line: bash expands all words of "
+                    f"{line.split()[0]} before it assigns the first.",
+                    fix=f"a line of its own for {part[1]}",
+                    severity=WARNING,
+                )
+                break
 
 
 def find_names_in_lists(subject: Subject) -> Iterator[Hit]:
@@ -175,7 +246,7 @@ RULES = (
         code="E315",
         title="condition that is always true",
         severity=WARNING,
-        check=find_constant_conditions,
+        check=find_always_true,
         why="`[` is a command: `<` and `>` redirect its files, and its operators are words of "
         "their own. A single word is true if it is not empty.",
         example="""\

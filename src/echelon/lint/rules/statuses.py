@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import takewhile
 
 from echelon.lint.bash import Command, Shell, Word
@@ -13,6 +14,7 @@ from echelon.lint.rules.exits import (
     find_constant_failure,
     find_message_status,
     find_status_of_message,
+    find_status_of_test,
 )
 from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
 from echelon.lint.rules.prose import is_text
@@ -84,6 +86,9 @@ _OWN_SOURCE = pattern(
     r"(?:source|\.) (?!/|\S*(?:activate|rc$|profile|conda|env|modules?|init))[\w./-]*\w+(?: .*)?"
 )
 """A file of the project, which may contain `set -e`."""
+_SOURCE_BY_VARIABLE = pattern(
+    r"(?:source|\.) \S*\$(?!\S*(?:activate|conda|mamba|HOME|env/|venv|modules|spack|intel))\S*\.sh"
+)
 _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "stdbuf", "env"})
 _KEEPS = frozenset({"wait", "wandb", "ray"})
 """Last commands that wait for others, or that stop them."""
@@ -103,6 +108,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     yield from find_missing_source(subject)
     yield from find_message_status(batch)
     yield from find_status_of_message(batch)
+    yield from find_status_of_test(batch)
     if any(starts(c) or _works(batch, c) for c in batch.commands):
         plain = [c for c in batch.commands if not c.substituted and not c.function]
         yield from find_constant_failure(batch, plain)
@@ -115,7 +121,11 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     hits = [*spoiled, *(h for h in found if h.severity is not ADVICE or h.at.line not in lines)]
     hits = hits or list(find_incomplete(batch))
     hidden = any(_OWN_SOURCE.fullmatch(c.text) for c in batch.commands)
-    yield from (hit for hit in hits if not (hidden and hit.severity is ADVICE))
+    # A file whose directory is in a variable may contain `set -e`, too.
+    doubtful = any(map(_SOURCE_BY_VARIABLE.fullmatch, (c.text for c in batch.commands)))
+    for hit in hits:
+        if not (hidden and hit.severity is ADVICE):
+            yield replace(hit, severity=ADVICE) if doubtful else hit
 
 
 def _cancelled(plain: list[Command]) -> Iterator[Hit]:
@@ -136,6 +146,8 @@ def _cancelled(plain: list[Command]) -> Iterator[Hit]:
 def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
+    if batch is not subject.batch:
+        launched = {id(c) for c in plain if starts(c)}
     functions = training_functions(batch)
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or runs_script(c)}
     run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
@@ -169,9 +181,11 @@ def _turns_errexit_on(subject: Subject, command: Command) -> bool:
     """Tell whether a command sources a file of the repository that contains `set -e`."""
     if command.name not in ("source", ".") or not command.arguments[:1]:
         return False
-    name = command.arguments[0].text
-    texts = (subject.files.read(beside(base, name)) for base in ("", command.path))
-    return any(_ERREXIT.search(text) for text in texts if text)
+    name, root = command.arguments[0].text, subject.files.root(subject.path)
+    below = name.rpartition("}/")[2] if "}/" in name else re.sub(r"^\$\w+/", "", name)
+    places = [beside(base, one) for base in ("", command.path) for one in (name, below)]
+    places += [f"{root.path}/{below}"] if root else []
+    return any(_ERREXIT.search(text) for text in map(subject.files.read, places) if text)
 
 
 def _lost_inside(subject: Subject) -> Iterator[Hit]:
@@ -210,8 +224,18 @@ def _hidden(
     """Report a command whose status is not that of the job."""
     line = max(end.line for end in ends)
     last = next((c for c in reversed(plain) if c.line <= line), command)
-    waits = last.text == "wait" and any(c.background for c in plain)  # perhaps for a server
-    if last.background or waits:
+    if last.background:
+        return
+    beside = [c for c in plain if c.background]
+    if last.text == "wait" and any(SERVER.search(c.text) for c in beside):
+        return  # reported by E508
+    if last.text == "wait" and beside:  # perhaps for a server
+        yield Hit(
+            at=command,
+            what=f"The job has the status of wait (line {line}), not of this command.",
+            fix=f"code=$?  # behind this command, and behind line {line}: exit $code",
+            severity=ADVICE,
+        )
         return
     quiet = last.name in _ENDING and not _lists(last) and not _may_fail(batch, last)
     if last.line != line or quiet or _copies_anyway(last, plain) or last.text == "wait":

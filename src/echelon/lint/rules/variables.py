@@ -11,7 +11,12 @@ from echelon.lint.files import Place, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_short_arrays
-from echelon.lint.rules.slips import find_long_names, find_names_in_lists, find_ranges
+from echelon.lint.rules.slips import (
+    find_long_names,
+    find_names_in_lists,
+    find_old_values,
+    find_ranges,
+)
 from echelon.lint.subject import Subject
 
 _OF_JOB = pattern(r"\$\{?(SLURM_\w+|MASTER_(?:ADDR|PORT)|(?:NODE_|LOCAL_)?RANK|WORLD_SIZE)\b")
@@ -187,6 +192,7 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     yield from _no_background(subject)
     yield from _set_later(subject)
     yield from find_long_names(subject)
+    yield from find_old_values(subject)
     yield from _interactive_files(subject)
     yield from _no_devices(subject)
     yield from _never_set(subject)

@@ -107,7 +107,7 @@ def _sourced(subject: Subject) -> Iterator[Wanted]:
 
 def _configs(subject: Subject) -> Iterator[Wanted]:
     """Yield the configuration files that a Python script of the repository reads."""
-    for launch in (one.launch for one in subject.started if one.python is not None):
+    for launch, own in ((one.launch, one.python is not None) for one in subject.started):
         if launch.elsewhere:
             continue
         for option, word in _options(launch):
@@ -116,6 +116,8 @@ def _configs(subject: Subject) -> Iterator[Wanted]:
                 continue
             folder = path.rpartition("/")[0]
             known = any(subject.files.is_folder(beside(b, folder)) for b in (subject.path, ""))
+            if not own and not (known and _OF_CONFIG.search(option)):
+                continue
             if _OF_CONFIG.search(option) or (not option and (known or path[-5:] != ".json")):
                 yield Wanted(path=path, at=launch.place_of(word, subject.path), reader="")
 
