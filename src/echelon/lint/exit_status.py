@@ -6,7 +6,8 @@ is claimed about a script with a construct that is not understood.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -57,6 +58,24 @@ class Ending:
     """What replaced the status first: `|`, `&`, `wait`, or empty for a later command."""
 
 
+@dataclass(slots=True)
+class _Script:
+    """A parsed script, for all of its commands."""
+
+    root: Node
+    looked_at: frozenset[str]
+    """Variables on which its end may depend."""
+    words: dict[int, list[str]] = field(default_factory=dict)
+    """The words of its commands, by the identifiers of their nodes."""
+    handlers: dict[str, Node] = field(default_factory=dict)
+    """The handlers of its traps, which are kept because identifiers are addresses."""
+
+
+@lru_cache(maxsize=4)
+def _read(text: str) -> _Script:
+    return _Script(root=parse_bash(text), looked_at=frozenset(_LOOKED_AT.findall(text)))
+
+
 class _UnclearError(Exception):
     """The script has a construct that is not understood."""
 
@@ -77,19 +96,17 @@ class _State:
     lost_in: str = ""
     job: int | None = 0
     """The status of the last command in the background."""
-    values: dict[str, int | None] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
+    values: Mapping[str, int | None] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
     """The lines of the commands whose statuses are in variables."""
-    jobs: dict[str, int | None] = field(default_factory=dict)
+    jobs: Mapping[str, int | None] = field(default_factory=dict)
     """The statuses that `wait $NAME` returns."""
     parts: tuple[int | None, ...] = ()
     """PIPESTATUS."""
-    traps: dict[str, str] = field(default_factory=dict)
+    traps: Mapping[str, str] = field(default_factory=dict)
 
     def copy(self, **changes: object) -> "_State":
-        made = _State(**{name: getattr(self, name) for name in self.__slots__})
-        for name in ("values", "lines", "jobs", "traps"):
-            setattr(made, name, dict(getattr(self, name)))
+        made = copy(self)
         for name, value in changes.items():
             setattr(made, name, value)
         return made
@@ -105,17 +122,16 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
         name: its first word.
         once: it fails the first time only, as in a loop.
     """
-    root = parse_bash(text)
-    if root.has_error:
+    script = _read(text)
+    if script.root.has_error:
         return None
-    looked_at = frozenset(_LOOKED_AT.findall(text))
-    interpreter = _Interpreter(line, name, looked_at, once=once)
+    interpreter = _Interpreter(script, line, name, once=once)
     first = text.split("\n", 1)[0]
     start = _State(errexit=bool(re.match(r"#!.*\s-\w*e", first)))
     try:
         ends = [
             end
-            for state in interpreter.run_all(root.children, [start])
+            for state in interpreter.run_all(script.root.children, [start])
             for end in interpreter.leave(state)
         ]
     except (_UnclearError, RecursionError):
@@ -135,9 +151,9 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
 
 
 class _Interpreter:
-    def __init__(self, line: int, name: str, looked_at: frozenset[str], *, once: bool) -> None:
+    def __init__(self, script: _Script, line: int, name: str, *, once: bool) -> None:
+        self._script = script
         self._line, self._name, self._once = line, name, once
-        self._looked_at = looked_at
         self._functions: dict[str, Node] = {}
         self._steps = 0
         self._depth = 0
@@ -295,10 +311,11 @@ class _Interpreter:
         begun = state.copy()
         if variable is not None:
             name = _text(variable)
-            begun.values[name] = None
+            begun.values = {**begun.values, name: None}
             over = " ".join(_text(child) for child in node.named_children[1:-1])
             found = [key for key in begun.jobs if re.search(rf"\$\{{?!?{re.escape(key)}\b", over)]
-            begun.jobs[name] = begun.jobs[found[0]] if found else None
+            job = begun.jobs[found[0]] if found else None
+            begun.jobs = {**begun.jobs, name: job}
         states = [begun]
         for _ in range(2 if self._once else 1):
             states = self._failed_first(self._each(body, states, guard=guard))
@@ -351,10 +368,11 @@ class _Interpreter:
             made = end.copy(line=_line(node), status=end.status if substituted else 0)
             if re.search(r"\$\{?!", text):
                 before = made.jobs.get(key) if adds else 0
-                made.jobs[key] = before or made.job
-            elif key in self._looked_at:
-                made.values[key] = None if adds else self._value(text, state)
-                made.lines[key] = state.line if "$" in text else _line(node)
+                made.jobs = {**made.jobs, key: before or made.job}
+            elif key in self._script.looked_at:
+                value_of = None if adds else self._value(text, state)
+                made.values = {**made.values, key: value_of}
+                made.lines = {**made.lines, key: state.line if "$" in text else _line(node)}
             yield from self._checked(made, guard=guard)
 
     def _declaration(self, node: Node, state: _State, _guard: bool) -> Iterator[_State]:
@@ -367,6 +385,9 @@ class _Interpreter:
 
     def _substitutions(self, node: Node, state: _State) -> Iterator[_State]:
         """Run the commands in $(…) of a node, which are in its own words."""
+        if not self._is_near(node):
+            yield state
+            return
         inner = [child for child in _below(node) if child.type == "command_substitution"]
         target = [one for one in inner if self._contains(one)]
         if not target:
@@ -375,9 +396,11 @@ class _Interpreter:
         for end in self.run_all(target[0].children, [state.copy(traps={})], guard=False):
             yield state.copy(status=end.status, failed=end.failed, handled=end.handled)
 
+    def _is_near(self, node: Node) -> bool:
+        return node.start_point[0] + 1 <= self._line <= node.end_point[0] + 1
+
     def _contains(self, node: Node) -> bool:
-        first, last = node.start_point[0] + 1, node.end_point[0] + 1
-        return first <= self._line <= last and self._name in _text(node)
+        return self._is_near(node) and self._name in _text(node)
 
     def _value(self, text: str, state: _State) -> int | None:
         """Return the number that a word stands for."""
@@ -414,13 +437,9 @@ class _Interpreter:
     # --- simple commands ----------------------------------------------------------------
 
     def _command(self, node: Node, state: _State, guard: bool) -> Iterator[_State]:
-        words = [
-            _text(child)
-            for child in node.named_children
-            if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect")
-        ]
-        if spans_lines(node):
-            raise _UnclearError
+        words = self._script.words.get(node.id)
+        if words is None:
+            words = self._script.words[node.id] = _words(node)
         name = words[0].strip(_QUOTES).rpartition("/")[2] if words else ""
         line = _line(node)
         if self._is_wanted(node, words):
@@ -447,8 +466,7 @@ class _Interpreter:
 
     def _is_wanted(self, node: Node, words: list[str]) -> bool:
         """Tell whether this is the command; one in $(…) of its words comes first."""
-        first = node.start_point[0] + 1
-        if first > self._line or node.end_point[0] + 1 < self._line:
+        if not self._is_near(node):
             return False
         bare = [word.strip(_QUOTES).rpartition("/")[2] for word in words[:6]]
         inner = any(
@@ -470,7 +488,7 @@ class _Interpreter:
         )
         for end in self._each(self._functions[name], [inside], guard=guard):
             if trap and "ERR" not in end.traps:
-                end.traps["ERR"] = trap
+                end.traps = {**end.traps, "ERR": trap}
             end.flow = "" if end.flow == "return" else end.flow
             yield from self._checked(end, guard=guard)
         self._depth -= 1
@@ -490,7 +508,8 @@ class _Interpreter:
         """Run the handler of a trap. The status remains, unless it exits."""
         text = state.traps[signal]
         begun = state.copy(flow="", traps={})
-        ends = self.run_all(parse_bash(text).children, [begun], guard=True)
+        handler = self._script.handlers.setdefault(text, parse_bash(text))
+        ends = self.run_all(handler.children, [begun], guard=True)
         return [
             end
             if end.flow == "exit"
@@ -559,7 +578,7 @@ class _Interpreter:
         for signal in words[2:]:
             if signal.upper() in ("EXIT", "0", "ERR"):
                 key = "ERR" if signal.upper() == "ERR" else "EXIT"
-                end.traps[key] = "" if handler == "-" else handler
+                end.traps = {**end.traps, key: "" if handler == "-" else handler}
         yield end
 
     def _exec(self, state: _State, words: list[str], line: int, _guard: bool) -> Iterator[_State]:
@@ -632,6 +651,17 @@ def _below(node: Node) -> Iterator[Node]:
     for child in node.named_children:
         yield child
         yield from _below(child)
+
+
+def _words(command: Node) -> list[str]:
+    """Return the words of a command as written."""
+    if spans_lines(command):
+        raise _UnclearError
+    return [
+        _text(child)
+        for child in command.named_children
+        if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect")
+    ]
 
 
 def _line(node: Node) -> int:

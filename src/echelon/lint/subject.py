@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import cached_property
 
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell as Programs
@@ -55,18 +56,18 @@ class Subject:
     def batch(self) -> Shell | None:
         return self.shells[0] if self.shells else None
 
-    @property
+    @cached_property
     def commands(self) -> list[Command]:
         return [command for shell in self.shells for command in shell.commands]
 
-    @property
+    @cached_property
     def assignments(self) -> list[Assignment]:
         """All assignments, including `NAME=value` before a command."""
         found = [assignment for shell in self.shells for assignment in shell.assignments]
         found += [own for command in self.commands for own in command.assignments]
         return sorted(found, key=lambda a: (a.path, a.line))
 
-    @property
+    @cached_property
     def exported(self) -> frozenset[str]:
         return frozenset(name for shell in self.shells for name in shell.exported)
 

@@ -1,6 +1,7 @@
 """Lint of texts that are hardly scripts: it neither fails nor loses findings."""
 
 import ast
+import cProfile
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from echelon.lint.files import DiskFiles
 from echelon.lint.linting import RULES, hits, lint
 from echelon.lint.rule import Severity
 from echelon.lint.subject import read_subject
-from unit.lint.fakes import TextFiles
+from unit.lint.fakes import SlurmOf, TextFiles
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCRIPTS = [path.read_text() for path in sorted(GOLDEN.glob("lint/*/*.sh"))]
@@ -302,3 +303,23 @@ def test_files_of_a_repository_that_are_no_text(tmp_path, name, kind):
     codes = {f.code for f in lint(script, path=str(job), files=DiskFiles())}
     assert "E111" in codes
     assert "E215" in codes or (kind, name) == ("folder", ".gitmodules")  # a submodule is missing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"python a.py --x {n}\n" for n in range(800)) + "echo done\n",
+        "".join(f"if [ -f a{n} ]; then python a.py | tee b{n}; fi\n" for n in range(100)),
+        "".join(f"f{n}() {{ python a.py; f{n + 1}; }}\n" for n in range(200)) + "f0\n",
+        f"[ {'a' * 50_000} ]\nexport A={'a' * 50_000}\npython a.py\n",
+        f"export {'a=b ' * 5_000}c\npython a.py\n",
+        f'echo "{"$? " * 5_000}"\npython a.py\n',
+    ],
+    ids=["programs", "branches", "functions", "words", "assignments", "statuses"],
+)
+def test_long_scripts_take_no_more_than_some_function_calls(text):
+    counted = cProfile.Profile()
+    counted.enable()
+    lint(f"{JOB}{text}", path="job.sh", files=TextFiles({"a.py": "print(1)\n"}), programs=SlurmOf())
+    counted.disable()
+    assert sum(entry.callcount for entry in counted.getstats()) < 8_000_000

@@ -22,7 +22,8 @@ _PLACEHOLDER_IN_LINE = pattern(
     r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{+[^{}\n]{1,80}\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
 _PLACEHOLDER_IN_VALUE = pattern(
-    r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|[\w./-]*\bpath/to/[\w./-]*|"""
+    r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|"""
+    r"""(?<![\w./-])[\w./-]*\bpath/to/[\w./-]*|"""
     r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|\b[Yy]our(?:Path|Name|Project|Account|User)\w*|REPLACE_\w+|CHANGE_?ME|"""
     r"""(?<==)\.\.\.(?!\S)|(?<==["'])\.\.\.(?=["']))"""
 )
@@ -51,6 +52,7 @@ _GIVEN_LATER = pattern(
 )
 """A comment that says that the command line has the value."""
 _MANY = 3
+_LONGEST = 2000
 _FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
 """Options for which such a value is valid."""
 
@@ -107,6 +109,8 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
 def _placeholder_values(subject: Subject) -> Iterator[Hit]:
     for assignment in subject.assignments:
         line = subject.line_at(assignment)
+        if len(line) > _LONGEST:
+            continue  # not written by a person
         match = _PLACEHOLDER_IN_VALUE.search(line)
         if _EMPTY_KEY.match(line) and len(subject.assigned(assignment.name)) == 1:
             yield Hit(

@@ -32,7 +32,7 @@ _SET_OFF = pattern(
 )
 _IF_SET = pattern(r"\$\{([A-Za-z_]\w*):?\+\s*-[^}]{1,100}\}")
 _DECLARES = pattern(
-    r"\s*(?:export|local|declare|readonly)\s+((?:[A-Za-z_]\w*=\S*[ \t]*){2,20})(?:#.*)?$"
+    r"\s*(?:export|local|declare|readonly)\s+((?:[A-Za-z_]\w*=\S*(?:[ \t]+|$)){2,20})(?:#.*)?$"
 )
 _PART = pattern(r"([A-Za-z_]\w*)=(\S*)")
 _OTHER_SHELL = pattern(r"#!.*\b(?:zsh|ksh|fish|t?csh)\b")

@@ -89,6 +89,8 @@ _OWN_SOURCE = pattern(
 _SOURCE_BY_VARIABLE = pattern(
     r"(?:source|\.) \S*\$(?!\S*(?:activate|conda|mamba|HOME|env/|venv|modules|spack|intel))\S*\.sh"
 )
+_MOST = 10
+"""How many commands at the start and at the end are examined, because each takes time."""
 _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "stdbuf", "env"})
 _KEEPS = frozenset({"wait", "wandb", "ray"})
 """Last commands that wait for others, or that stop them."""
@@ -156,6 +158,7 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     inside = [c for c in batch.commands if c.function and starts(c) and not c.substituted]
     known = [c for c in plain if id(c) in run and c.name not in functions]
     known = sorted([*known, *inside], key=lambda c: c.line)
+    known = [*known[:_MOST], *known[_MOST:][-_MOST:]]
     lost = [(c, ends) for c in known if (ends := _succeeding(batch, c))]
     unseen = [(c, ends) for c, ends in lost if not any(e.handled or e.lost_in for e in ends)]
     hits = list(_continued(unseen, [c for c in known if id(c) in launched or _runs_program(c)]))
@@ -282,7 +285,7 @@ def _always_succeeds(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
 
 def _unseen(batch: Shell, commands: list[Command]) -> list[Command]:
     """Return the commands whose failure nothing looks at, in a script that then succeeds."""
-    found = ((c, _succeeding(batch, c)) for c in commands)
+    found = ((c, _succeeding(batch, c)) for c in (*commands[:_MOST], *commands[_MOST:][-_MOST:]))
     return [c for c, ends in found if ends and not any(e.handled or e.lost_in for e in ends)]
 
 

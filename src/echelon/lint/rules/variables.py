@@ -166,7 +166,7 @@ def _quoted_home(subject: Subject) -> Iterator[Hit]:
     """Find quoted paths that begin with `~`, which bash does not expand."""
     for assignment in subject.assignments if subject.is_job else ():
         name, line = assignment.name, subject.line_at(assignment)
-        if not re.search(rf"""(?<!\w){name}=["']~/""", line):
+        if "~/" not in line or not re.search(rf"""(?<!\w){name}=["']~/""", line):
             continue
         made = [
             c
