@@ -16,7 +16,8 @@ from tree_sitter import Node
 
 from echelon.core.frozen import frozen
 from echelon.lint.patterns import pattern
-from echelon.lint.reading import parse_bash, spans_lines
+from echelon.lint.reading import Tree, parse_bash, spans_lines
+from echelon.lint.source import Source
 
 _MOST_STATES = 32
 _MOST_STEPS = 20_000
@@ -62,18 +63,18 @@ class Ending:
 class _Script:
     """A parsed script, for all of its commands."""
 
-    root: Node
+    tree: Tree
     looked_at: frozenset[str]
     """Variables on which its end may depend."""
     words: dict[int, list[str]] = field(default_factory=dict)
     """The words of its commands, by the identifiers of their nodes."""
-    handlers: dict[str, Node] = field(default_factory=dict)
+    handlers: dict[str, Tree] = field(default_factory=dict)
     """The handlers of its traps, which are kept because identifiers are addresses."""
 
 
 @lru_cache(maxsize=4)
 def _read(text: str) -> _Script:
-    return _Script(root=parse_bash(text), looked_at=frozenset(_LOOKED_AT.findall(text)))
+    return _Script(tree=parse_bash(text), looked_at=frozenset(_LOOKED_AT.findall(text)))
 
 
 class _UnclearError(Exception):
@@ -123,7 +124,7 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
         once: it fails the first time only, as in a loop.
     """
     script = _read(text)
-    if script.root.has_error:
+    if script.tree.root.has_error:
         return None
     interpreter = _Interpreter(script, line, name, once=once)
     first = text.split("\n", 1)[0]
@@ -131,7 +132,7 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
     try:
         ends = [
             end
-            for state in interpreter.run_all(script.root.children, [start])
+            for state in interpreter.run_all(script.tree.root.children, [start])
             for end in interpreter.leave(state)
         ]
     except (_UnclearError, RecursionError):
@@ -152,9 +153,10 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
 
 class _Interpreter:
     def __init__(self, script: _Script, line: int, name: str, *, once: bool) -> None:
-        self._script = script
+        self._script, self._source = script, script.tree.source
         self._line, self._name, self._once = line, name, once
-        self._functions: dict[str, Node] = {}
+        self._functions: dict[str, tuple[Node, Source]] = {}
+        """With their sources, because a trap may call them."""
         self._steps = 0
         self._depth = 0
 
@@ -188,7 +190,7 @@ class _Interpreter:
         for end in self._run(node, state.copy(errexit=False), guard=True):
             lost_in = "&" if end.failed and not state.failed else state.lost_in
             yield state.copy(
-                status=0, line=_line(node), job=end.status, failed=end.failed, lost_in=lost_in
+                status=0, line=self._row(node), job=end.status, failed=end.failed, lost_in=lost_in
             )
 
     def _run(self, node: Node, state: _State, *, guard: bool) -> list[_State]:
@@ -234,7 +236,9 @@ class _Interpreter:
         status = statuses[-1]
         if pipefail:
             status = next((one for one in reversed(statuses) if one != 0), 0)
-        end = state.copy(status=status, line=_line(parts[-1]), failed=failed, parts=tuple(statuses))
+        end = state.copy(
+            status=status, line=self._row(parts[-1]), failed=failed, parts=tuple(statuses)
+        )
         if failed and not state.failed and status == 0:
             end.lost_in = end.lost_in or "|"
         yield from self._checked(end, guard=guard)
@@ -243,7 +247,7 @@ class _Interpreter:
         for end in self.run_all(node.children, [state.copy(traps={})], guard=guard):
             back = state.copy(
                 status=end.status,
-                line=_line(node),
+                line=self._row(node),
                 failed=end.failed,
                 handled=end.handled,
                 lost_in=end.lost_in,
@@ -259,7 +263,7 @@ class _Interpreter:
     def _redirected(self, node: Node, state: _State, guard: bool) -> Iterator[_State]:
         body = node.child_by_field_name("body")
         if body is None:
-            yield state.copy(status=0, line=_line(node))
+            yield state.copy(status=0, line=self._row(node))
             return
         behind = [
             child
@@ -310,9 +314,9 @@ class _Interpreter:
         variable = node.child_by_field_name("variable")
         begun = state.copy()
         if variable is not None:
-            name = _text(variable)
+            name = self._text(variable)
             begun.values = {**begun.values, name: None}
-            over = " ".join(_text(child) for child in node.named_children[1:-1])
+            over = " ".join(self._text(child) for child in node.named_children[1:-1])
             found = [key for key in begun.jobs if re.search(rf"\$\{{?!?{re.escape(key)}\b", over)]
             job = begun.jobs[found[0]] if found else None
             begun.jobs = {**begun.jobs, name: job}
@@ -326,7 +330,7 @@ class _Interpreter:
         conditions = node.children[1 : node.children.index(body)] if body in node.children else []
         if body is None or node.children[0].type == "until":
             raise _UnclearError
-        text = " ".join(map(_text, conditions)).rstrip("; ")
+        text = " ".join(map(self._text, conditions)).rstrip("; ")
         forever = text in ("true", ":", "[ 1 ]", "((1))", "(( 1 ))", "[ true ]")
         states = [state]
         for _ in range(2 if self._once else 1):
@@ -350,8 +354,8 @@ class _Interpreter:
     def _function(self, node: Node, state: _State, _guard: bool) -> Iterator[_State]:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            self._functions[_text(name)] = body
-        yield state.copy(status=0, line=_line(node))
+            self._functions[self._text(name)] = (body, self._source)
+        yield state.copy(status=0, line=self._row(node))
 
     # --- assignments and tests ----------------------------------------------------------
 
@@ -360,19 +364,19 @@ class _Interpreter:
 
     def _assignment(self, node: Node, state: _State, guard: bool) -> Iterator[_State]:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        key = _text(name) if name is not None else ""
-        text = _text(value) if value is not None else ""
+        key = self._text(name) if name is not None else ""
+        text = self._text(value) if value is not None else ""
         adds = any(child.type == "+=" for child in node.children)
         for end in self._substitutions(node, state):
             substituted = end is not state and "$(" in text
-            made = end.copy(line=_line(node), status=end.status if substituted else 0)
+            made = end.copy(line=self._row(node), status=end.status if substituted else 0)
             if re.search(r"\$\{?!", text):
                 before = made.jobs.get(key) if adds else 0
                 made.jobs = {**made.jobs, key: before or made.job}
             elif key in self._script.looked_at:
                 value_of = None if adds else self._value(text, state)
                 made.values = {**made.values, key: value_of}
-                made.lines = {**made.lines, key: state.line if "$" in text else _line(node)}
+                made.lines = {**made.lines, key: state.line if "$" in text else self._row(node)}
             yield from self._checked(made, guard=guard)
 
     def _declaration(self, node: Node, state: _State, _guard: bool) -> Iterator[_State]:
@@ -381,7 +385,7 @@ class _Interpreter:
             if child.type == "variable_assignment":
                 states = [e for s in states for e in self._assignment(child, s, True)]
         for end in states:
-            yield end.copy(status=0, line=_line(node)) if not end.flow else end
+            yield end.copy(status=0, line=self._row(node)) if not end.flow else end
 
     def _substitutions(self, node: Node, state: _State) -> Iterator[_State]:
         """Run the commands in $(…) of a node, which are in its own words."""
@@ -397,10 +401,26 @@ class _Interpreter:
             yield state.copy(status=end.status, failed=end.failed, handled=end.handled)
 
     def _is_near(self, node: Node) -> bool:
-        return node.start_point[0] + 1 <= self._line <= node.end_point[0] + 1
+        return self._row(node) <= self._line <= self._source.line(node.end_byte)
+
+    def _row(self, node: Node) -> int:
+        return self._source.line(node.start_byte)
+
+    def _text(self, node: Node) -> str:
+        return self._source.text(node)
+
+    def _read_words(self, command: Node) -> list[str]:
+        """Return the words of a command as written."""
+        if spans_lines(command, self._source):
+            raise _UnclearError
+        return [
+            self._text(child)
+            for child in command.named_children
+            if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect")
+        ]
 
     def _contains(self, node: Node) -> bool:
-        return self._is_near(node) and self._name in _text(node)
+        return self._is_near(node) and self._name in self._text(node)
 
     def _value(self, text: str, state: _State) -> int | None:
         """Return the number that a word stands for."""
@@ -419,7 +439,7 @@ class _Interpreter:
         return state.values.get(found[2], default)
 
     def _test(self, node: Node, state: _State, guard: bool) -> Iterator[_State]:
-        text = " ".join(_text(node).split())
+        text = " ".join(self._text(node).split())
         answer: bool | None = None
         if found := _COMPARES.match(text):
             value = state.status if found[1] is None else state.values.get(found[1])
@@ -430,7 +450,7 @@ class _Interpreter:
             answer = None if value is None else bool(value) != bool(found[1])
         looked = answer is not None and state.failed
         for true in (True, False) if answer is None else (answer,):
-            end = state.copy(status=int(not true), line=_line(node))
+            end = state.copy(status=int(not true), line=self._row(node))
             end.handled = end.handled or looked
             yield from self._checked(end, guard=guard)
 
@@ -439,9 +459,9 @@ class _Interpreter:
     def _command(self, node: Node, state: _State, guard: bool) -> Iterator[_State]:
         words = self._script.words.get(node.id)
         if words is None:
-            words = self._script.words[node.id] = _words(node)
+            words = self._script.words[node.id] = self._read_words(node)
         name = words[0].strip(_QUOTES).rpartition("/")[2] if words else ""
-        line = _line(node)
+        line = self._row(node)
         if self._is_wanted(node, words):
             if name == "find":  # which succeeds whatever `-exec` does
                 raise _UnclearError
@@ -486,7 +506,11 @@ class _Interpreter:
             if state.errtrace or not trap
             else state.copy(traps={key: text for key, text in state.traps.items() if key != "ERR"})
         )
-        for end in self._each(self._functions[name], [inside], guard=guard):
+        body, source = self._functions[name]
+        before, self._source = self._source, source
+        ends = self._each(body, [inside], guard=guard)
+        self._source = before
+        for end in ends:
             if trap and "ERR" not in end.traps:
                 end.traps = {**end.traps, "ERR": trap}
             end.flow = "" if end.flow == "return" else end.flow
@@ -509,7 +533,9 @@ class _Interpreter:
         text = state.traps[signal]
         begun = state.copy(flow="", traps={})
         handler = self._script.handlers.setdefault(text, parse_bash(text))
-        ends = self.run_all(handler.children, [begun], guard=True)
+        before, self._source = self._source, handler.source
+        ends = self.run_all(handler.root.children, [begun], guard=True)
+        self._source = before
         return [
             end
             if end.flow == "exit"
@@ -651,22 +677,3 @@ def _below(node: Node) -> Iterator[Node]:
     for child in node.named_children:
         yield child
         yield from _below(child)
-
-
-def _words(command: Node) -> list[str]:
-    """Return the words of a command as written."""
-    if spans_lines(command):
-        raise _UnclearError
-    return [
-        _text(child)
-        for child in command.named_children
-        if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect")
-    ]
-
-
-def _line(node: Node) -> int:
-    return node.start_point[0] + 1
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")

@@ -47,10 +47,19 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
+@frozen
+class Tree:
+    """The syntax tree of a script."""
+
+    root: Node
+    source: Source
+    """The texts and lines of its nodes."""
+
+
 @lru_cache(maxsize=_TREES)
-def parse_bash(text: str) -> Node:
-    """Return the root of the syntax tree."""
-    return _parser().parse(text.encode()).root_node
+def parse_bash(text: str) -> Tree:
+    source = Source(clean(text), 1)
+    return Tree(root=_parser().parse(source.shown).root_node, source=source)
 
 
 def read_shell(
@@ -82,17 +91,15 @@ def read_shell(
     return reader.result()
 
 
-def spans_lines(command: Node) -> bool:
+def spans_lines(command: Node, source: Source) -> bool:
     """Tell whether the grammar took the next lines for arguments of a command."""
     kinds = [child.type for child in command.children]
     first = kinds.index("command_name") if "command_name" in kinds else 0
-    for before, after in pairwise(command.children[first:]):
-        if after.start_point[0] > before.end_point[0] and command.text is not None:
-            start = command.start_byte
-            between = command.text[before.end_byte - start : after.start_byte - start]
-            if b"\n" in between.replace(b"\\\n", b"").replace(b"\\\r\n", b""):
-                return True
-    return False
+    gaps = (
+        source.between(before.end_byte, after.start_byte)
+        for before, after in pairwise(command.children[first:])
+    )
+    return any("\n" in gap.replace("\\\n", "") for gap in gaps)
 
 
 @frozen
@@ -392,7 +399,7 @@ class _Reader:
                     own.append(assignment)
         if name is None:
             return
-        self._suspect = self._suspect or spans_lines(node)
+        self._suspect = self._suspect or spans_lines(node, self._source)
         words = options + [w for child in name.children for w in self._words.word(child)]
         words += [*self._arguments(node), *context.more]
         if words:

@@ -234,3 +234,12 @@ def test_the_lines_of_an_inner_script_are_those_of_the_file():
 )
 def test_the_status_of_a_test(body, line):
     assert _found(body) == ([("job.sh", line, "advice")] if line else [])
+
+
+def test_a_long_script_with_any_characters_does_not_crash_the_parser():
+    # The scanner crashes on some characters, and the binding on rows beyond 250.
+    lines = [f"echo 'Ünïcödé ✅ ── {n} — 日本' > /dev/null # …" for n in range(600)]
+    text = "\n".join([*lines, "fails", "echo dönè ✅"]) + "\n"
+    ends = endings(text, 601, "fails")
+    assert ends
+    assert [(end.succeeds, end.line) for end in ends] == [(True, 602)]

@@ -40,11 +40,12 @@ _OTHER_SHELL = pattern(r"#!.*\b(?:zsh|ksh|fish|t?csh)\b")
 
 def find_constant_conditions(subject: Subject) -> Iterator[Hit]:
     batch = _plain(subject)
-    for node in _nodes(parse_bash(batch.text)) if batch else ():
-        if node.type != "test_command" or batch is None:
+    tree = parse_bash(batch.text) if batch else None
+    for node in _nodes(tree.root) if tree else ():
+        if node.type != "test_command" or tree is None:
             continue
-        text = " ".join((node.text or b"").decode(errors="replace").split())
-        at = Place(subject.path, node.start_point[0] + 1)
+        text = " ".join(tree.source.text(node).split())
+        at = Place(subject.path, tree.source.line(node.start_byte))
         if found := _REDIRECTS.fullmatch(text):
             left, operator, right = found.groups()
             way = "writes to" if operator[0] == ">" else "reads"
@@ -91,15 +92,16 @@ def _nodes(root: Node) -> Iterator[Node]:
 def find_ranges(subject: Subject) -> Iterator[Hit]:
     """Find `{1..$N}` in a loop. Part of E313."""
     batch = _plain(subject)
-    for node in _nodes(parse_bash(batch.text)) if batch else ():
-        if node.type != "for_statement":
+    tree = parse_bash(batch.text) if batch else None
+    for node in _nodes(tree.root) if tree else ():
+        if node.type != "for_statement" or tree is None:
             continue
         for child in node.named_children[1:-1]:
-            text = (child.text or b"").decode(errors="replace")
+            text = tree.source.text(child)
             if _RANGE.fullmatch(text) and "$" in text:
                 low, _, high = text.strip("{}").partition("..")
                 yield Hit(
-                    at=Place(subject.path, node.start_point[0] + 1),
+                    at=Place(subject.path, tree.source.line(node.start_byte)),
                     what=f"Bash expands braces before variables, so the loop runs once, with the "
                     f"text '{text}'.",
                     fix=f"$(seq {low} {high})",
