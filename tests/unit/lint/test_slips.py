@@ -144,6 +144,7 @@ def test_arithmetic_that_ends_the_script(body, found):
     [
         ('PRIVATE="false"\npython a.py ${PRIVATE:+--private}\n', "warning"),
         ('PRIVATE="${PRIVATE:-false}"\npython a.py ${PRIVATE:+--private}\n', "warning"),
+        ('PRIVATE=${PRIVATE:-"false"}\npython a.py ${PRIVATE:+--private}\n', "warning"),
         ('PRIVATE=""\npython a.py ${PRIVATE:+--private}\n', None),
         ("PRIVATE=yes\npython a.py ${PRIVATE:+--private}\n", None),
         ("python a.py ${PRIVATE:+--private}\nPRIVATE=false\n", None),

@@ -270,7 +270,7 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
         value = assignment.value
         if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or not assignment.certain:
             continue
-        if not _DEVICES.fullmatch(value.text) or not is_training(subject, subject.started[0]):
+        if not _DEVICES.fullmatch(value.text):
             continue
         count = value.text.count(",") + 1
         if count == gpus and not value.uses and subject.directives.last("exclusive") is None:
@@ -281,7 +281,7 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
                 fix="remove the line; Slurm sets the variable to the GPUs of the job",
                 severity=ADVICE,
             )
-        if count != gpus:
+        if count != gpus and is_training(subject, subject.started[0]):
             yield Hit(
                 at=assignment,
                 what=f"`CUDA_VISIBLE_DEVICES` lists {counted(count, 'GPU')}, but the job has "

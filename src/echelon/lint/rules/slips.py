@@ -28,7 +28,7 @@ _OF_SLURM = frozenset(
 _MODULE_COMMANDS = ("load", "unload", "purge", "list", "avail", "swap", "use", "unuse", "reset")
 _INCREMENT = pattern(r"\s*\(\(\s*([A-Za-z_]\w*)\+\+\s*\)\)\s*(?:#.*)?$")
 _SET_OFF = pattern(
-    r"\s*(?:export\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\{\1:-)?(?:false|False|0|no)\}?[\"']?\s*$"
+    r"\s*(?:export\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\{\1:-)?[\"']?(?:false|False|0|no)[\"']?\}?[\"']?\s*$"
 )
 _IF_SET = pattern(r"\$\{([A-Za-z_]\w*):?\+\s*-[^}]{1,100}\}")
 _DECLARES = pattern(
