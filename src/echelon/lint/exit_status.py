@@ -208,7 +208,7 @@ class _Interpreter:
         wanted = "&&" if any(child.type == "&&" for child in node.children) else "||"
         for left in self._each(parts[0], [state], guard=True):
             runs = left.status == 0 if wanted == "&&" else left.status != 0
-            # With `set -e`, the author counts on it, and `A && B` is no end of the script.
+            # A failure on the left of && is an exception to `set -e`, and may be meant as one.
             looks = wanted == "||" or state.errexit
             left.handled = left.handled or (looks and left.status != 0 and _notices(state, left))
             if left.flow or not runs:
