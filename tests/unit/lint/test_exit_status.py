@@ -208,6 +208,8 @@ def test_a_script_that_the_job_starts_may_hide_a_failure():
         ('source "${SLURM_SUBMIT_DIR:-$(pwd)}/slurm/env.sh"', []),
         ("source $ROOT/slurm/env.sh", []),
         ("source $ROOT/other.sh", ["advice"]),  # it may contain `set -e`
+        ("source env.sh", ["advice"]),
+        ("source /opt/conda/etc/profile.d/conda.sh", ["warning"]),
         ("source $HOME/venv/bin/activate", ["warning"]),
     ],
 )

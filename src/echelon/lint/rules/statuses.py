@@ -86,9 +86,10 @@ _OWN_SOURCE = pattern(
     r"(?:source|\.) (?!/|\S*(?:activate|rc$|profile|conda|env|modules?|init))[\w./-]*\w+(?: .*)?"
 )
 """A file of the project, which may contain `set -e`."""
-_SOURCE_BY_VARIABLE = pattern(
-    r"(?:source|\.) \S*\$(?!\S*(?:activate|conda|mamba|HOME|env/|venv|modules|spack|intel))\S*\.sh"
+_OF_ENVIRONMENT = pattern(
+    r"activate|conda|mamba|venv|/env/|modules|lmod|spack|setvars|intel|oneapi|cuda|profile|rc$|HOME|/etc/"
 )
+"""Sourced files that set up software."""
 _MOST = 10
 """How many commands at the start and at the end are examined, because each takes time."""
 _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "stdbuf", "env"})
@@ -123,8 +124,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     hits = [*spoiled, *(h for h in found if h.severity is not ADVICE or h.at.line not in lines)]
     hits = hits or list(find_incomplete(batch))
     hidden = any(_OWN_SOURCE.fullmatch(c.text) for c in batch.commands)
-    # A file whose directory is in a variable may contain `set -e`, too.
-    doubtful = any(map(_SOURCE_BY_VARIABLE.fullmatch, (c.text for c in batch.commands)))
+    doubtful = any(_is_unread(subject, command) for command in batch.commands)
     for hit in hits:
         if not (hidden and hit.severity is ADVICE):
             yield replace(hit, severity=ADVICE) if doubtful else hit
@@ -182,13 +182,25 @@ def _work(batch: Shell, plain: list[Command], run: set[int]) -> list[Command]:
 
 def _turns_errexit_on(subject: Subject, command: Command) -> bool:
     """Tell whether a command sources a file of the repository that contains `set -e`."""
+    return any(_ERREXIT.search(text) for text in _sourced(subject, command))
+
+
+def _is_unread(subject: Subject, command: Command) -> bool:
+    """Tell whether a command sources a file of the project that lint does not find."""
+    path = command.arguments[0].text if command.arguments else ""
+    own = command.name in ("source", ".") and path.endswith((".sh", ".bash"))
+    return own and not _OF_ENVIRONMENT.search(path) and not _sourced(subject, command)
+
+
+def _sourced(subject: Subject, command: Command) -> list[str]:
+    """Return the texts that a command may source, also if a variable begins the path."""
     if command.name not in ("source", ".") or not command.arguments[:1]:
-        return False
+        return []
     name, root = command.arguments[0].text, subject.files.root(subject.path)
     below = name.rpartition("}/")[2] if "}/" in name else re.sub(r"^\$\w+/", "", name)
     places = [beside(base, one) for base in ("", command.path) for one in (name, below)]
     places += [f"{root.path}/{below}"] if root else []
-    return any(_ERREXIT.search(text) for text in map(subject.files.read, places) if text)
+    return [text for text in map(subject.files.read, places) if text]
 
 
 def _lost_inside(subject: Subject) -> Iterator[Hit]:
