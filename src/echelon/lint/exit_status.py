@@ -34,6 +34,13 @@ _COMPARES = pattern(
 )
 _BARE = pattern(r"^\(\(\s*(!?)\s*(?:\$\{?)?([A-Za-z_]\w*|\?)\}?\s*\)\)$")
 _VALUE = pattern(r"^\"?\$(?:(\?)|\{?([A-Za-z_]\w*)(?::?-(\d+))?\}?|\{PIPESTATUS\[(\d+)\]\})\"?$")
+_CHANGES = pattern(
+    r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%|&^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""Variables that an arithmetic expression changes."""
+_READERS = frozenset({"let", "read", "mapfile", "readarray", "printf", "getopts"})
+"""Builtins that set variables."""
+_ENDS = pattern(r"\b(?:exit|return)\b")
 _LOOKED_AT = pattern(r"(?:\b(?:exit|return|test)|\[\[?|\(\(\s*!?)\s*\"?\$?\{?([A-Za-z_]\w*)")
 """Variables on which the end of a script may depend."""
 _OPERATIONS: dict[str, Callable[[int, int], bool]] = {
@@ -206,7 +213,11 @@ class _Interpreter:
         if len(parts) != 2:
             raise _UnclearError
         wanted = "&&" if any(child.type == "&&" for child in node.children) else "||"
-        for left in self._each(parts[0], [state], guard=True):
+        lefts = self._each(parts[0], [state], guard=True)
+        if wanted == "||" and state.failed and _ENDS.search(self._text(parts[1])):
+            # What is checked may depend on the command that has failed.
+            lefts += [left.copy(status=1) for left in lefts if left.status == 0 and not left.flow]
+        for left in lefts:
             runs = left.status == 0 if wanted == "&&" else left.status != 0
             # A failure on the left of && is an exception to `set -e`, and may be meant as one.
             looks = wanted == "||" or state.errexit
@@ -449,6 +460,8 @@ class _Interpreter:
             value = state.status if found[2] == "?" else state.values.get(found[2])
             answer = None if value is None else bool(value) != bool(found[1])
         looked = answer is not None and state.failed
+        changed = {one or other for one, other in _CHANGES.findall(text)}
+        state = _forget(state, changed) if text.startswith("((") else state
         for true in (True, False) if answer is None else (answer,):
             end = state.copy(status=int(not true), line=self._row(node))
             end.handled = end.handled or looked
@@ -472,17 +485,27 @@ class _Interpreter:
             yield from self._checked(end, guard=guard)
             return
         for made in self._substitutions(node, state):
-            if name in _ENDS_SCRIPT and any(_OWN.search(word) for word in words):
-                raise _UnclearError
-            if builtin := _BUILTINS.get(name):
-                yield from builtin(self, made, words, line, guard)
-            elif name in self._functions:
-                yield from self._call(name, made, guard)
-            elif name in _TESTS and guard:
-                yield made.copy(status=0, line=line)
-                yield made.copy(status=1, line=line)
-            else:
-                yield made.copy(status=0, line=line)
+            yield from self._other(node, made, words, guard)
+
+    def _other(self, node: Node, state: _State, words: list[str], guard: bool) -> Iterator[_State]:
+        """Run a command that is not the one that fails."""
+        name = words[0].strip(_QUOTES).rpartition("/")[2] if words else ""
+        line = self._row(node)
+        if name in _ENDS_SCRIPT and any(_OWN.search(word) for word in words):
+            raise _UnclearError
+        if builtin := _BUILTINS.get(name):
+            yield from builtin(self, state, words, line, guard)
+        elif name in self._functions:
+            yield from self._call(name, state, guard)
+        elif name == "test":
+            yield from self._test(node, state, guard)
+        elif name in _READERS:
+            changed = set(re.findall(r"[A-Za-z_]\w*", " ".join(words[1:])))
+            yield _forget(state, changed).copy(status=0, line=line)
+        else:
+            yield state.copy(status=0, line=line)
+            if name in _TESTS and guard:
+                yield state.copy(status=1, line=line)
 
     def _is_wanted(self, node: Node, words: list[str]) -> bool:
         """Tell whether this is the command; one in $(…) of its words comes first."""
@@ -568,19 +591,17 @@ class _Interpreter:
 
     def _set(self, state: _State, words: list[str], line: int, _guard: bool) -> Iterator[_State]:
         end = state.copy(status=0, line=line)
-        for number, word in enumerate(words[1:], start=1):
-            on, letters = word[:1] == "-", word[1:]
-            if word[:1] not in "-+" or word in ("-", "--"):
-                break
-            if "e" in letters:
+        rest = words[1:]
+        while rest and rest[0][:1] in ("-", "+") and rest[0] not in ("-", "--"):
+            word = rest.pop(0)
+            on, letters = word[:1] == "-", set(word[1:])
+            option = rest.pop(0) if word.endswith("o") and rest else ""
+            if "e" in letters or option == "errexit":
                 end.errexit = on
-            if "E" in letters:
+            if "E" in letters or option == "errtrace":
                 end.errtrace = on
-            option = words[number + 1] if letters.endswith("o") and number + 1 < len(words) else ""
             if option == "pipefail":
                 end.pipefail = on
-            elif option == "errexit":
-                end.errexit = on
         yield end
 
     def _wait(self, state: _State, words: list[str], line: int, guard: bool) -> Iterator[_State]:
@@ -649,6 +670,12 @@ _BUILTINS: dict[str, _Builtin] = {
     "exec": _Interpreter._exec,  # noqa: SLF001
     "false": _Interpreter._false,  # noqa: SLF001
 }
+
+
+def _forget(state: _State, names: set[str]) -> _State:
+    """Return a state in which the values of some variables are unknown."""
+    known = {name: None if name in names else value for name, value in state.values.items()}
+    return state.copy(values={**known, **dict.fromkeys(names)})
 
 
 def _notices(before: _State, after: _State) -> bool:

@@ -245,3 +245,20 @@ def test_a_long_script_with_any_characters_does_not_crash_the_parser():
     ends = endings(text, 601, "fails")
     assert ends
     assert [(end.succeeds, end.line) for end in ends] == [(True, 602)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "set -o pipefail -o errexit\npython a.py\necho done\n",
+        "set -u -o pipefail -e\npython a.py\necho done\n",
+        "errors=0\nfor s in 1 2; do\n  python a.py\n  (( errors += $? ))\ndone\nexit $errors\n",
+        "rc=0\npython a.py\n((rc |= $?))\nexit $rc\n",
+        "rc=0\npython a.py\nlet rc+=$?\nexit $rc\n",
+        "python a.py\ntest $? -eq 0 || exit 1\necho done\n",
+        "python a.py\ntest -f model.pt || exit 1\necho done\n",
+        "python a.py\nls model.pt || exit 1\necho done\n",
+    ],
+)
+def test_what_may_notice_the_failure_is_believed(body):
+    assert [found for found in _found(body) if found[2] == "warning"] == []

@@ -240,3 +240,33 @@ def test_devices_by_hand(more, body, found):
     head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=1\n{more}"
     train = "import torch\nmodel = torch.nn.Linear(1, 1).cuda()\n"
     assert dict(codes(body, head, train=train)).get("E409") == found
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        ("E511", "set -e\nN=0\nset +e\n((N++))\nset -e\npython a.py\n"),
+        ("E511", "set -e\nN=0\nN=5\n((N++))\npython a.py\n"),
+        ("E511", "set -e\nN=0\nbump() {\n  ((N++))\n  true\n}\nif bump; then python a.py; fi\n"),
+        ("E316", "old=$PATH\nexport PATH=/opt/a/bin:$PATH\npython a.py\nexport PATH=$old\n"),
+        ("E316", "new=$HOME/bin:$PATH\nexport PATH=$new\npython a.py\n"),
+        ("E315", "W=false\nif [ $1 = w ]; then W=true; fi\nW=\npython a.py ${W:+--w}\n"),
+        ("E315", "W=false\n[ $1 = w ] || unset W\npython a.py ${W:+--w}\n"),
+        ("E314", "export A=1 B=\\$A\npython a.py\n"),
+        ("E314", "cat > x.sh <<'EOF'\nexport A=1 B=$A\nEOF\npython a.py\n"),
+    ],
+)
+def test_what_only_looks_like_a_slip(code, body):
+    assert _found(code, body) is None
+
+
+def test_a_wrapper_may_start_a_step():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal=TERM@60\n"
+    assert _found("E509", "./wrapper.sh python a.py\npython a.py\n", head=head) is None
+
+
+def test_a_task_of_an_array_that_does_other_work():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --array=0-9\n"
+    body = '[ "$SLURM_ARRAY_TASK_ID" -eq 0 ] || exit 0\npython a.py > final.txt\n'
+    assert _found("E502", body, head=head) is None
+    assert _found("E502", "python a.py > final.txt\n", head=head) == "warning"

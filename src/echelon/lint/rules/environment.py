@@ -276,7 +276,7 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
         if count == gpus and not value.uses and subject.directives.last("exclusive") is None:
             yield Hit(
                 at=assignment,
-                what=f"This replaces the GPUs that Slurm has assigned by {value.text}. Where a job "
+                what=f"This replaces the GPUs of the job with {value.text}. Where a job "
                 "sees all GPUs of its node, two such jobs on a node share them.",
                 fix="remove the line; Slurm sets the variable to the GPUs of the job",
                 severity=ADVICE,

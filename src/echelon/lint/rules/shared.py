@@ -33,6 +33,8 @@ _SAME = frozenset({"SLURM_SUBMIT_DIR", "HOME", "USER"})
 _OPENS = pattern(r"^\s*(?:if|case)\b")
 _CLOSES = pattern(r"(?:^|[;&])\s*(?:fi|esac)\b")
 _TWO = 2
+_ASKS_FOR_TASK = pattern(r"(?:\[|\(\(|\bcase\b|\btest\b)[^\n]{0,200}SLURM_ARRAY_TASK_ID")
+"""A condition about the task of the job array."""
 
 
 def find_shared_files(subject: Subject) -> Iterator[Hit]:
@@ -63,6 +65,8 @@ def _of_tasks(subject: Subject, batch: Shell) -> Iterator[Hit]:
     """Find the output of a program, which all tasks of a job array write to one file."""
     relative = not _moves(batch)
     lines = batch.text.split("\n")
+    if any(_ASKS_FOR_TASK.search(line) for line in lines if line.lstrip()[:1] != "#"):
+        return  # one of the tasks may do other work
     for command in batch.commands:
         runs = command.certain or command.looped
         line = _whole_line(lines, command.line)

@@ -7,6 +7,7 @@ from signal import Signals
 from echelon.lint.bash import Command, Shell, Where
 from echelon.lint.facts import sources_others
 from echelon.lint.files import Place
+from echelon.lint.harmless import runs_only_scripts
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
@@ -60,7 +61,7 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
 def _reaches_nothing(subject: Subject) -> Iterator[Hit]:
     """Find a signal to the steps of a job that has none."""
     item = subject.directives.last("signal")
-    if item is None or not _TO_THE_STEPS.fullmatch(item.value) or sources_others(subject):
+    if item is None or not _TO_THE_STEPS.fullmatch(item.value) or not runs_only_scripts(subject):
         return
     plain = bool(subject.started) and all(
         one.launch.srun is None and not one.launch.mpi and not one.launch.elsewhere

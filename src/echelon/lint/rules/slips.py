@@ -26,6 +26,8 @@ _OF_SLURM = frozenset(
     }
 )
 _MODULE_COMMANDS = ("load", "unload", "purge", "list", "avail", "swap", "use", "unuse", "reset")
+_VARIABLE = pattern(r"\"?\$\{?\w+\}?\"?")
+_USED = pattern(r"(?<!\\)\$\{?(\w+)")
 _INCREMENT = pattern(r"\s*\(\(\s*([A-Za-z_]\w*)\+\+\s*\)\)\s*(?:#.*)?$")
 _SET_OFF = pattern(
     r"\s*(?:export\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\{\1:-)?[\"']?(?:false|False|0|no)[\"']?\}?[\"']?\s*$"
@@ -64,6 +66,24 @@ def find_constant_conditions(subject: Subject) -> Iterator[Hit]:
                 "true.",
                 fix=f"{bracket} {left} {operator} {right} {bracket.replace('[', ']')}",
             )
+
+
+def _code(batch: Shell, *without: str) -> list[tuple[int, str]]:
+    """Return the lines of a script with their numbers, without certain nodes of its tree.
+
+    By default, these are here-documents.
+    """
+    tree = parse_bash(batch.text)
+    inside = {
+        number
+        for body in _nodes(tree.root)
+        if body.type in (without or ("heredoc_body",))
+        for number in range(
+            tree.source.line(body.start_byte), tree.source.line(max(0, body.end_byte - 1)) + 1
+        )
+    }
+    lines = enumerate(batch.text.split("\n"), start=1)
+    return [(number, line) for number, line in lines if number not in inside]
 
 
 def find_always_true(subject: Subject) -> Iterator[Hit]:
@@ -112,17 +132,22 @@ def find_ranges(subject: Subject) -> Iterator[Hit]:
 def find_ending_arithmetic(subject: Subject) -> Iterator[Hit]:
     """Find `((n++))` of a variable that is 0, after `set -e`. Part of E511."""
     batch = _plain(subject)
-    zero = {a.name for a in batch.assignments if a.value.text == "0"} if batch else set()
+    values: dict[str, set[str]] = {}
+    for assignment in batch.assignments if batch else ():
+        values.setdefault(assignment.name, set()).add(assignment.value.text)
+    zero = {name for name, texts in values.items() if texts == {"0"}}
     if batch is None or not zero or "errexit" not in batch.settings:
         return
+    if any(c.name == "set" and "+e" in c.text for c in batch.commands):
+        return
     begin = min((c.line for c in batch.commands if c.name == "set"), default=0)
-    for number, line in enumerate(batch.text.split("\n"), start=1):
+    for number, line in _code(batch, "heredoc_body", "function_definition"):  # perhaps a condition
         found = _INCREMENT.match(line)
         if found and found[1] in zero and number > begin:
             yield Hit(
                 at=Place(subject.path, number),
                 what=f"`(({found[1]}++))` has the status 1 if `{found[1]}` is 0. Because of "
-                "`set -e`, the script ends here.",
+                "`set -e`, the script ends here the first time.",
                 fix=f"{found[1]}=$(({found[1]} + 1))",
                 severity=WARNING,
             )
@@ -132,11 +157,15 @@ def find_ending_arithmetic(subject: Subject) -> Iterator[Hit]:
 def find_flags_that_are_set(subject: Subject) -> Iterator[Hit]:
     """Find `${FLAG:+--option}` of a variable that is `false`. Part of E315."""
     batch = _plain(subject)
-    lines = batch.text.split("\n") if batch else []
-    off = {m[1]: n for n, line in enumerate(lines, 1) if (m := _SET_OFF.match(line))}
-    for number, line in enumerate(lines, start=1):
-        found = _IF_SET.search(line.split("#")[0] if line.lstrip().startswith("#") else line)
-        if found and off.get(found[1], number) < number and not line.lstrip().startswith("#"):
+    lines = _code(batch) if batch else []
+    off = {m[1]: n for n, line in lines if (m := _SET_OFF.match(line))}
+    changed = {a.name for a in batch.assignments if a.value.text == ""} if batch else set()
+    for number, line in lines:
+        found = _IF_SET.search(line)
+        if found is None or batch is None or line.lstrip().startswith("#"):
+            continue
+        unset = re.search(rf"\bunset\s[^\n]*\b{found[1]}\b", batch.text)
+        if off.get(found[1], number) < number and found[1] not in changed and not unset:
             yield Hit(
                 at=Place(subject.path, number),
                 what=f"`{found[0]}` tests whether `{found[1]}` is empty. Its default (line "
@@ -148,19 +177,19 @@ def find_flags_that_are_set(subject: Subject) -> Iterator[Hit]:
 def find_old_values(subject: Subject) -> Iterator[Hit]:
     """Find `export A=1 B=$A/b`, where `$A` is the value before. Part of E314."""
     batch = _plain(subject)
-    for number, line in enumerate(batch.text.split("\n") if batch else (), start=1):
+    for number, line in _code(batch) if batch else ():
         found = _DECLARES.match(line)
         parts = list(_PART.finditer(found[1])) if found else []
         for part in parts:
             earlier = {one[1] for one in parts if one.start() < part.start()}
             value = part[2].lstrip('"')
-            used = {n for n in re.findall(r"\$\{?(\w+)", value) if not value.startswith("'")}
+            used = set() if value[:1] == "'" else set(_USED.findall(value))
             if names := sorted(earlier & used):
                 yield Hit(
                     at=Place(subject.path, number),
-                    what=f"`${names[0]}` is the value before this line: bash expands all words of "
-                    f"{line.split()[0]} before it assigns the first.",
-                    fix=f"a line of its own for {part[1]}",
+                    what=f"`${names[0]}` still has the value from before this line: bash expands "
+                    f"all words of {line.split()[0]} before it assigns the first.",
+                    fix=f"{line.split()[0]} {part[0]}  # on a line of its own",
                     severity=WARNING,
                 )
                 break
@@ -173,7 +202,7 @@ def find_names_in_lists(subject: Subject) -> Iterator[Hit]:
         if assignment.name in _LISTS and assignment.name in parts:
             yield Hit(
                 at=assignment,
-                what=f"The list contains the text '{assignment.name}', not the value before, "
+                what=f"The list contains the text '{assignment.name}', not its previous value, "
                 "because `$` is missing.",
                 fix=f"${assignment.name}",
                 severity=WARNING,
@@ -187,13 +216,23 @@ def find_lost_path(subject: Subject) -> Iterator[Hit]:
         written = re.match(r"\s*(?:export\s+)?PATH=(\S+)\s*(?:#.*)?$", text)
         if assignment.name != "PATH" or not written or _SYSTEM.search(written[1]):
             continue
-        if "$" in written[1] and "PATH" in written[1].upper():
-            continue  # a variable that may contain the value before
+        names = re.findall(r"\$\{?(\w+)", written[1])
+        kept = (
+            any(
+                "PATH" in subject.line_at(a).partition("=")[2]
+                for a in batch.assignments
+                if a.name in names
+            )
+            if batch
+            else True
+        )
+        if kept or "PATH" in "".join(names).upper() or _VARIABLE.fullmatch(written[1]):
+            continue  # a variable that may contain the previous value
         if "`" in written[1] or "$(" in written[1]:
             continue
         yield Hit(
             at=assignment,
-            what="PATH loses its value before, so programs such as ls and srun are no longer "
+            what="PATH loses its previous value, so programs such as ls and srun are no longer "
             "found.",
             fix=f"export PATH={written[1]}:$PATH",
         )
@@ -210,13 +249,13 @@ def find_long_names(subject: Subject) -> Iterator[Hit]:
     told = set[str]()
     for use in (use for word in words for use in word.uses):
         name = use.name
-        if use.guarded or name in own | told or re.search(rf"(?<![$\w{{]){name}\b", batch.text):
-            continue
-        found = [one for one in (*_OF_SLURM, *own) if name.startswith(f"{one}_")]
-        begin = max(found, key=len, default="")
-        if not begin or name.isupper():  # it may come from outside
+        if use.guarded or name in own | told or name.isupper():  # it may come from outside
             continue
         told.add(name)
+        found = [one for one in (*_OF_SLURM, *own) if name.startswith(f"{one}_")]
+        begin = max(found, key=len, default="")
+        if not begin or re.search(rf"(?<![$\w{{]){name}\b", batch.text):
+            continue
         end = name.removeprefix(begin)
         yield Hit(
             at=Place(subject.path, use.line),
@@ -266,8 +305,8 @@ RULES = (
         title="PATH without the system's programs",
         severity=WARNING,
         check=find_lost_path,
-        why="Bash finds programs in the directories of PATH. A new directory is added to the value "
-        "before.",
+        why="Bash finds programs in the directories of PATH. Add a new directory to the existing "
+        "value.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -239,7 +239,7 @@ def _hidden(
     """Report a command whose status is not that of the job."""
     line = max(end.line for end in ends)
     last = next((c for c in reversed(plain) if c.line <= line), command)
-    if last.background:
+    if last.background or line < command.line:
         return
     beside = [c for c in plain if c.background]
     if last.text == "wait" and any(SERVER.search(c.text) for c in beside):
@@ -386,7 +386,7 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             "If this command fails, the script continues. The job has the status of its last "
             f"command (line {end.line})."
         )
-    elif repeated := [c for c in able if any(_in_loop(batch, [c]))]:
+    elif repeated := [c for c in able[-_MOST:] if any(_in_loop(batch, [c]))]:
         command, what = repeated[-1], _LOOP_CONTINUES
     else:
         return
@@ -419,7 +419,7 @@ def _works(batch: Shell, command: Command) -> bool:
 def _tolerated(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
     """Find programs with an alternative that always succeeds, such as `|| true`."""
     lines = batch.text.split("\n")
-    for command in commands:
+    for command in (*commands[:_MOST], *commands[_MOST:][-_MOST:]):
         rest = lines[command.line - 1 :]
         more = list(takewhile(lambda line: line.endswith("\\"), rest))
         found = _OR_TRUE.search(rest[len(more)]) if len(more) < len(rest) else None

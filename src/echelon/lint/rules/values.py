@@ -58,7 +58,7 @@ def find_bad_values(subject: Subject) -> Iterator[Hit]:
             yield _extra_sign(subject, item)
         elif item.option in SBATCH.switches and item.value:
             yield _rejected(subject, item, "The option takes no value", f"--{item.option}")
-        elif (problem := _problem(item)) is not None:
+        elif not _names_gpu(item) and (problem := _problem(item)) is not None:
             yield _rejected(subject, item, *problem)
         elif item.option == "mail-type":
             yield from _unknown_events(subject, item)
@@ -70,7 +70,7 @@ def find_bad_values(subject: Subject) -> Iterator[Hit]:
                 fix=f"#SBATCH --gres={item.value.replace('=', ':')}",
                 severity=WARNING,
             )
-        elif item.option.startswith("gpus") and item.value.startswith("gpu:"):
+        elif _names_gpu(item):
             yield Hit(
                 at=Place(subject.path, item.line),
                 what=f"`--{item.option}` has no resource name in front, so Slurm takes 'gpu' for "
@@ -78,6 +78,10 @@ def find_bad_values(subject: Subject) -> Iterator[Hit]:
                 fix=f"#SBATCH --{item.option}={item.value.removeprefix('gpu:')}",
                 severity=WARNING,
             )
+
+
+def _names_gpu(item: Directive) -> bool:
+    return item.option.startswith("gpus") and item.value.startswith("gpu:")
 
 
 def _rejected(subject: Subject, item: Directive, what: str, fix: str) -> Hit:
@@ -176,11 +180,11 @@ def _unknown_events(subject: Subject, item: Directive) -> Iterator[Hit]:
     if not unknown:
         return
     names = " and ".join(f"'{event}'" for event in unknown)
-    are = "is no event" if len(unknown) == 1 else "are no events"
+    are = "is not a valid event" if len(unknown) == 1 else "are not valid events"
     rejected = len(unknown) == len(events)
     yield Hit(
         at=Place(subject.path, item.line),
-        what=f"{names} {are} of `--mail-type`. sbatch "
+        what=f"{names} {are} for `--mail-type`. sbatch "
         + ("rejects the script." if rejected else "ignores it without a message."),
         fix="#SBATCH --mail-type=END,FAIL",
         severity=None if rejected else ADVICE,
