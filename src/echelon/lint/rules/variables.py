@@ -46,6 +46,8 @@ _LAST_BACKGROUND = pattern(r"[^#']*\$!(?!\w)")
 _NAME_IN_PATH = pattern(r"^\s*(?:export\s+)?[A-Za-z_]\w*=[\"']?([A-Za-z_]\w*)/")
 _TEST_OF_TEXT = pattern(r"[^#]*\[\[?\s+-([zn])\s+[\"']?([A-Za-z_]\w*|\d)[\"']?\s+\]")
 _ALIKE = 0.85
+_LONGEST = 2000
+"""Maximum length of a line in which names are searched for."""
 _STARTUP_FILE = pattern(r"(?:^|/)(?:\.bashrc|\.bash_profile|\.profile|bashrc|profile)$")
 _SHELLS = frozenset({"bash", "sh", "eval", "ssh", "srun"})
 """Programs that may expand a text."""
@@ -260,9 +262,10 @@ def _is_long(name: str) -> bool:
 
 
 def _code(subject: Subject) -> str:
-    """Return the text of all shells without the lines that are comments."""
+    """Return the text of all shells without comments and very long lines."""
     lines = (line for shell in subject.shells for line in shell.text.split("\n"))
-    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    code = (line for line in lines if not line.lstrip().startswith("#"))
+    return "\n".join(line for line in code if len(line) <= _LONGEST)
 
 
 @lru_cache(maxsize=_MOST_NAMES)
