@@ -116,7 +116,7 @@ def test_bash_in_a_script_for_sh(first, line, found):
     ("argument", "found"),
     [
         ("checkpoint=...best.pt", "advice"),
-        ("--data /work/.../images", "advice"),
+        ("--data /scratch/.../images", "advice"),
         ("./...", None),
         ("--progress=...", None),
         ("'to be continued...'", None),
