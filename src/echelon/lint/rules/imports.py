@@ -46,7 +46,7 @@ _PACKAGES = frozenset(
         "torchtune",
     }
 )
-"""Packages that people install, and copies of which are in repositories."""
+"""Packages that people install and that some repositories also contain as a copy."""
 _COPIES = frozenset({"cp", "mv", "ln", "rsync"})
 
 
