@@ -283,7 +283,7 @@ class _Reader:
         targets = redirect.children_by_field_name("destination")
         words: list[Word] = []
         for before, child in pairwise([*redirect.children[:1], *targets]):
-            if "\n" in self._source.between(before.end_byte, child.start_byte).replace("\\\n", ""):
+            if self._breaks(before, child):
                 break
             words += self._words.word(child) if before in targets else []
         return words
@@ -389,11 +389,12 @@ class _Reader:
         name = node.child_by_field_name("name")
         own = []
         options: list[Word] = []
+        begin = self._begin(node)
         for child in node.children:
             if child.type == "variable_assignment":
                 options += self._option(child)
                 # The grammar joins a line of several assignments with the next command.
-                lasting = name is None or self._ends_before(child, name)
+                lasting = name is None or child.start_byte < begin
                 assignment = self._assign(child, context, lasting=lasting)
                 if assignment and not lasting:
                     own.append(assignment)
@@ -470,16 +471,20 @@ class _Reader:
                     self._settings.add(setting)
             self._settings.update({"pipefail", "errexit", "allexport", "nounset"} & set(texts))
 
-    def _ends_before(self, assignment: Node, name: Node) -> bool:
-        """Tell whether a line ends between an assignment and the name of the command."""
-        at: Node | None = assignment
-        while at is not None and at.start_byte < name.start_byte:
-            after = at.next_sibling
-            start = name.start_byte if after is None else after.start_byte
-            if "\n" in self._source.between(at.end_byte, start).replace("\\\n", ""):
-                return True
-            at = after
-        return False
+    def _begin(self, command: Node) -> int:
+        """Return where the line begins that has the name of a command and its assignments."""
+        begin = command.start_byte
+        for before, after in pairwise(command.children):
+            if self._breaks(before, after):
+                begin = after.start_byte
+            if after.type == "command_name":
+                break
+        return begin
+
+    def _breaks(self, before: Node, after: Node) -> bool:
+        """Tell whether a line ends between two nodes, without a backslash."""
+        gap = self._source.between(before.end_byte, after.start_byte)
+        return "\n" in gap.replace("\\\n", "")
 
     def _line(self, node: Node) -> int:
         return self._source.line(node.start_byte)

@@ -72,12 +72,26 @@ class Subject:
         return frozenset(name for shell in self.shells for name in shell.exported)
 
     def assigned(self, name: str) -> list[Assignment]:
-        return [assignment for assignment in self.assignments if assignment.name == name]
+        return self._assigned.get(name, [])
+
+    @cached_property
+    def _assigned(self) -> dict[str, list[Assignment]]:
+        by_name: dict[str, list[Assignment]] = {}
+        for assignment in self.assignments:
+            by_name.setdefault(assignment.name, []).append(assignment)
+        return by_name
 
     def line_at(self, at: Assignment | Command | Place) -> str:
         """Return the line of a file, without its line end."""
-        text = self.text if at.path == self.path else clean(self.files.read(at.path) or "")
-        return "".join(text.split("\n")[at.line - 1 : at.line])
+        if at.path not in self._lines:
+            text = self.text if at.path == self.path else clean(self.files.read(at.path) or "")
+            self._lines[at.path] = text.split("\n")
+        return "".join(self._lines[at.path][at.line - 1 : at.line])
+
+    @cached_property
+    def _lines(self) -> dict[str, list[str]]:
+        """The lines of files, by path, filled in as they are needed."""
+        return {}
 
     def with_python(self, python: PythonScript) -> list[Launch]:
         """Return the launches of a Python script."""
