@@ -75,7 +75,8 @@ class Word:
         """Return the words that bash splits this word into."""
         if self.quoted or not re.search(r"\s", self.text):
             return [self]
-        return [replace(self, text=part) for part in _PART.findall(self.text)]
+        text = self.text.replace("\\\n", "")  # kept for line numbers where a text is a script
+        return [replace(self, text=part) for part in _PART.findall(text)]
 
 
 def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:

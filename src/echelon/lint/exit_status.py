@@ -35,7 +35,7 @@ _COMPARES = pattern(
 _BARE = pattern(r"^\(\(\s*(!?)\s*(?:\$\{?)?([A-Za-z_]\w*|\?)\}?\s*\)\)$")
 _VALUE = pattern(r"^\"?\$(?:(\?)|\{?([A-Za-z_]\w*)(?::?-(\d+))?\}?|\{PIPESTATUS\[(\d+)\]\})\"?$")
 _CHANGES = pattern(
-    r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%|&^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+    r"(?<!\w)([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%|&^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
 """Variables that an arithmetic expression changes."""
 _READERS = frozenset({"let", "read", "mapfile", "readarray", "printf", "getopts"})

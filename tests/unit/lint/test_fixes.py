@@ -117,6 +117,8 @@ def test_a_launcher_starts_once_per_node_even_if_gpus_are_counted_by_tasks():
     assert fixes("E202", derived) == ["srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 …"]
     plain = f"{head}srun {torchrun} --nproc_per_node=4 train.py\n"
     assert fixes("E202", plain) == ["#SBATCH --ntasks-per-node=1"]
+    of_tasks = derived.replace("--nnodes=2", "--nnodes=$SLURM_NTASKS")
+    assert fixes("E202", of_tasks)[0].endswith("=1 … --nnodes=$SLURM_JOB_NUM_NODES …")
     alone = f"{head}{torchrun} --nproc_per_node=4 train.py\n"
     assert fixes("E201", alone) == [
         "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 torchrun …"

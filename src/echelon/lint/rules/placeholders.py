@@ -19,7 +19,8 @@ _PLACEHOLDER = pattern(
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
 _PLACEHOLDER_IN_LINE = pattern(
-    r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{{1,4}[^{}\n]{1,80}\}{1,4}|=\s*\[[A-Za-z][A-Za-z _-]*\]"
+    r"\{\{[^{}]*\}\}|<[A-Za-z][^<>]*>|(?<!\$)\{{1,4}[^{}\n]{1,80}\}{1,4}|"
+    r"=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
 _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|"""

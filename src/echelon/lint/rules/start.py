@@ -311,10 +311,17 @@ def _once_per_node(subject: Subject, launch: Launch) -> str:
     derived = any(word.names & _NUMBERS_OF_TASKS for word in options)
     if derived or {"ntasks", "ntasks-per-node"} & set(launch.srun or ()):
         # The request stays as it is, because the script computes other numbers from it.
-        return f"{ONCE_PER_NODE} …"
+        return f"{ONCE_PER_NODE} …{_nodes_too(launch)}"
     total = subject.directives.last("ntasks")
     instead = f"  # instead of --ntasks={total.value}" if total else ""
     return f"#SBATCH --ntasks-per-node=1{instead}"
+
+
+def _nodes_too(launch: Launch) -> str:
+    """Return the number of nodes, if the launcher is given that of the tasks."""
+    given = launch.launcher.option("nnodes") if launch.launcher else None
+    wrong = given is not None and given.number not in (None, launch.amounts.nodes)
+    return " --nnodes=$SLURM_JOB_NUM_NODES …" if wrong else ""
 
 
 RULES = (

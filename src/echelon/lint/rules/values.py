@@ -22,8 +22,8 @@ _WORDS = {
 _FORMS = {
     "open-mode": (pattern(r"(?i)[at].*"), "append or truncate", "append"),
     "distribution": (
-        pattern(r"(?i)plane=\d+|(?:[*:]|block|cyclic|arbitrary).*"),
-        "block, cyclic, arbitrary or plane=SIZE",
+        pattern(r"(?i)plane=\d+|(?:[*:]|block|cyclic|arbitrary).*|(?:no)?pack"),
+        "block, cyclic, arbitrary, plane=SIZE, pack or nopack",
         "block",
     ),
 }
