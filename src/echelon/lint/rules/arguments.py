@@ -1,4 +1,4 @@
-"""E207: arguments that a Python script does not accept."""
+"""E207: arguments that a program does not accept."""
 
 import difflib
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.overrides import find_wrong_overrides
 from echelon.lint.subject import Started, Subject
 
 _OPTION = pattern(r"--?[A-Za-z][\w-]*")
@@ -44,6 +45,7 @@ def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
     yield from _of_torchrun(subject)
     yield from _local_rank(subject)
     yield from _joined_value(subject)
+    yield from find_wrong_overrides(subject)
     for one in subject.started:
         python = one.python
         if python is None or one.launch.elsewhere or not _is_only(subject, one):
@@ -198,7 +200,8 @@ RULES = (
         severity=ERROR,
         check=find_wrong_arguments,
         why="argparse exits if an argument is unknown or missing, or if its value is wrong. Lint "
-        "compares the command with the parser of the script, which is a warning. "
+        "compares the command with the parser of the script, which is a warning. Hydra stops if an "
+        "override names a key that no file of the configuration has. "
         "torch.distributed.launch passes the local rank as an argument, spelled `--local-rank` "
         "since PyTorch 2.0. If the script defines the older `--local_rank`, the finding is advice, "
         "unless a file of requirements asks for PyTorch 2. torchrun sets the variable `LOCAL_RANK` "
