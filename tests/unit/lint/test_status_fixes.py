@@ -110,6 +110,20 @@ def test_the_fixed_job_fails(tmp_path, body, fix, ran):
     assert [f for f in hits(apply(files, hit)) if f.severity != "advice"] == []
 
 
+def test_a_function_that_is_called_several_times(tmp_path):
+    work = "work() {\n  python a.py $1\n  echo after\n}\n"
+    loop = "for i in 1 2; do\n  work $i\ndone\necho done\n"
+    for calls in (loop, "work 1\nwork 2\necho done\n"):
+        [hit] = hits({"job.sh": JOB + work + calls})
+        change, call = hit.fix.split("\n")
+        assert call == "work … || code=1  # for each call; end the script with: exit ${code:-0}"
+        fixed = work.replace("$1", f"$1 {change.removeprefix('… ')}")
+        fixed += re.sub(r"(work \S+)", r"\1 || code=1", calls) + "exit ${code:-0}\n"
+        assert run(tmp_path / f"{len(calls)}", {"job.sh": JOB + fixed}) == (1, 2)
+    [hit] = hits({"job.sh": f"{JOB}{work}work 1\necho done\n"})
+    assert hit.fix == AT_TOP
+
+
 @pytest.mark.parametrize(
     ("body", "work", "ran"),
     [

@@ -7,7 +7,8 @@ from echelon.lint.exit_status import Ending, endings
 from echelon.lint.patterns import pattern
 
 ERREXIT = "set -e  # near the top of the script"
-IN_LOOP = "… || code=1  # for each program in a loop; end the script with: exit ${code:-0}"
+_LAST = "end the script with: exit ${code:-0}"
+IN_LOOP = f"… || code=1  # for each program in a loop; {_LAST}"
 _EXITS = "… || exit 1"
 _RETURNS = "… || return 1  # `set -e` has no effect in a function whose status is tested"
 _WORKS_WITH_ERREXIT = pattern(r"activate|(?:conda|mamba)\.sh")
@@ -18,10 +19,15 @@ _SUCCEEDS = pattern(r"\n[ \t]*exit(?: 0)?\s*\Z")
 def fix_of(batch: Shell, command: Command) -> str:
     """Return what shows the failure of a command.
 
-    A loop continues after a failure, because its rounds seldom depend on each other.
+    A loop continues after a failure, because its rounds seldom depend on each other. So do calls
+    of the same function.
     """
-    if any(end.handled for end in _ends_of(batch, command.function)):
+    calls = _calls(batch, command.function)
+    if any(end.handled for end in _ends_of(batch, calls)):
         return _RETURNS
+    several = len(calls) > 1 or any(call.repeated for call in calls)
+    if several and _shows(_counting(batch, calls[0]), calls[0], calls[0].line):
+        return f"… || return 1\n{command.function} … || code=1  # for each call; {_LAST}"
     if command.repeated and _shows(_counting(batch, command), command, command.line):
         return IN_LOOP
     if _shows(f"set -e\n{batch.text}", command, command.line + 1):
@@ -42,14 +48,17 @@ def errexit_fix(batch: Shell, command: Command) -> str:
 
 def is_tolerated(batch: Shell, function: str) -> bool:
     """Tell whether the script looks at the failure of a function, and succeeds nevertheless."""
-    ends = _ends_of(batch, function)
+    ends = _ends_of(batch, _calls(batch, function))
     return bool(ends) and all(end.handled and end.succeeds for end in ends)
 
 
-def _ends_of(batch: Shell, function: str) -> tuple[Ending, ...]:
+def _calls(batch: Shell, function: str) -> list[Command]:
+    return [c for c in batch.commands if function and c.name == function]
+
+
+def _ends_of(batch: Shell, calls: list[Command]) -> tuple[Ending, ...]:
     """Return the ends of the script if a function fails."""
-    call = next((c for c in batch.commands if function and c.name == function), None)
-    return (endings(batch.text, call.line, call.name) or ()) if call else ()
+    return (endings(batch.text, calls[0].line, calls[0].name) or ()) if calls else ()
 
 
 def _counting(batch: Shell, command: Command) -> str:
