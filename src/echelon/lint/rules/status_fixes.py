@@ -64,7 +64,7 @@ def _ends_of(batch: Shell, calls: list[Command]) -> tuple[Ending, ...]:
 def _counting(batch: Shell, command: Command) -> str:
     """Return the script with the fix for loops."""
     lines = _SUCCEEDS.sub("\n", batch.text).split("\n")
-    place = command.line - 1
+    place = min(command.line, len(lines)) - 1
     while lines[place].endswith("\\") and place + 1 < len(lines):
         place += 1
     lines[place] = re.sub(r"(?:\s#.*)?$", " || code=1", lines[place], count=1)
