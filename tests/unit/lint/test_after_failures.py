@@ -326,10 +326,6 @@ def fixes(body, code, head=JOB, **texts):
         ("python a.py \\\n  | tee log\n", "set -o pipefail  # near the top of the script"),
         ("python a.py | tee log\necho done\n", "set -eo pipefail  # near the top of the script"),
         ("set -e\npython a.py | tee log\nls\n", "set -o pipefail  # near the top of the script"),
-        (
-            "for i in 1 2; do\n  python a.py $i | tee log\ndone\n",
-            "set -eo pipefail  # near the top of the script",
-        ),
     ],
 )
 def test_the_options_that_let_a_pipe_fail(body, fix):

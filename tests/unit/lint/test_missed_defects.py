@@ -1088,7 +1088,6 @@ def test_the_program_that_matters_is_no_installation(body, line):
         ("10@120", "srun python a.py\n", "print(1)\n", True),
         ("SIGTERM@60", "srun python a.py\n", "print(1)\n", True),
         ("B:USR1@120", "srun python a.py\n", "print(1)\n", False),
-        ("USR1@120", "python a.py\n", "print(1)\n", False),  # no step
         ("USR1@120", "srun python a.py\n", "import signal\n", False),
         ("USR1@120", "srun python a.py\n", "import lightning\n", False),
         ("USR1@120", "srun python a.py\n", "import b\n", False),

@@ -185,8 +185,10 @@ def test_directives_without_sbatch(body, found):
 @pytest.mark.parametrize(
     ("signal", "body", "found"),
     [
-        ("USR1@90", "python a.py\n", "warning"),
-        ("SIGUSR1@90", "torchrun --standalone --nproc_per_node=2 a.py\n", "warning"),
+        ("USR1@90", "python handles.py\n", "warning"),
+        ("SIGUSR1@90", "torchrun --standalone --nproc_per_node=2 handles.py\n", "warning"),
+        ("USR1@90", "python a.py\n", "advice"),
+        ("TERM@90", "python handles.py\n", "advice"),  # it handles another one
         ("B:USR1@90", "trap 'kill $!' USR1\npython a.py & wait $!\n", None),
         ("USR1@90", "mpirun -n 1 python a.py\n", None),
         ("USR1@90", "./start.sh\n", None),  # lint cannot see what it starts
@@ -194,7 +196,8 @@ def test_directives_without_sbatch(body, found):
 )
 def test_signals_that_reach_nothing(signal, body, found):
     head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal={signal}\n"
-    assert _found("E509", body, head=head) == found
+    handles = "import signal\nsignal.signal(signal.SIGUSR1, print)\n"
+    assert _found("E509", body, head=head, handles=handles) == found
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from echelon.lint.exit_status import endings
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.status_fixes import IN_LOOP
 from echelon.lint.subject import Subject
 
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
@@ -220,7 +221,7 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
-                fix=f"set {_pipefail(batch, command)}  # near the top of the script"
+                fix=_pipefail(batch, command)
                 if command.where is Where.BATCH
                 else "set -o pipefail; …  # at the start of the inner script",
                 severity=None if known or script else ADVICE,
@@ -229,9 +230,11 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
 
 def _pipefail(batch: Shell, command: Command) -> str:
     """Return the options of `set` with which the job has the status of a pipe."""
+    if "errexit" not in batch.settings and command.repeated:
+        return f"set -o pipefail  # near the top of the script\n{IN_LOOP}"
     later = any(c.line > command.line and not c.piped for c in batch.commands)
-    goes_on = (later or command.repeated) and "errexit" not in batch.settings
-    return "-eo pipefail" if goes_on else "-o pipefail"
+    errexit = "e" if later and "errexit" not in batch.settings else ""
+    return f"set -{errexit}o pipefail  # near the top of the script"
 
 
 RULES = (

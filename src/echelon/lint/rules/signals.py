@@ -24,6 +24,8 @@ _HANDLES = (
     *("ightning", "submitit", "transformers", "echelon", "composer", "nemo", "fairseq", "SIGUSR"),
 )
 """Words of scripts that handle signals, or that use a framework that does."""
+_FRAMEWORKS = ("ightning", "submitit", "echelon")
+"""Packages that handle the signal by themselves."""
 _OF_OWN_PROCESSES = pattern(r"-[PgsF]|--(?:parent|pgroup|session|pidfile|ns|cgroup)\b")
 """Options of pkill that restrict it to certain processes."""
 
@@ -61,20 +63,35 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
 def _reaches_nothing(subject: Subject) -> Iterator[Hit]:
     """Find a signal to the steps of a job that has none."""
     item = subject.directives.last("signal")
-    if item is None or not _TO_THE_STEPS.fullmatch(item.value) or not runs_only_scripts(subject):
+    sent = _TO_THE_STEPS.fullmatch(item.value) if item else None
+    if item is None or sent is None or not runs_only_scripts(subject):
         return
     plain = bool(subject.started) and all(
         one.launch.srun is None and not one.launch.mpi and not one.launch.elsewhere
         for one in subject.started
     )
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
-    if plain and not any(_STEPS.search(line) for line in code if line.lstrip()[:1] != "#"):
+    words = (_full_name(sent[1]), *_FRAMEWORKS)
+    handled = any(one.python and one.python.mentions(*words) for one in subject.started)
+    if plain and not any(map(_STEPS.search, _code(subject))):
         yield Hit(
             at=Place(subject.path, item.line),
             what="Without `B:`, Slurm sends the signal to the steps only, and the script starts "
             "none with srun. Nothing receives the signal.",
-            fix="start the program with srun, or send the signal to the script: --signal=B:…",
+            fix="srun …  # for the program that handles the signal"
+            if handled
+            else "remove this line; or, if a program handles the signal, start it with srun",
+            severity=None if handled else ADVICE,
         )
+
+
+def _full_name(sent: str) -> str:
+    return Signals(int(sent)).name if sent.isdecimal() else f"SIG{sent.upper()}"
+
+
+def _code(subject: Subject) -> Iterator[str]:
+    """Yield the lines of all scripts that are no comments."""
+    for shell in subject.shells:
+        yield from (line for line in shell.text.split("\n") if line.lstrip()[:1] != "#")
 
 
 def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
@@ -83,12 +100,16 @@ def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
     signal = subject.directives.last("signal")
     if handled or sources_others(subject) or name in _IGNORED or not batch.commands or not signal:
         return
+    forwards = f"… & pid=$!; trap 'kill -s {name} $pid' {name}; wait $pid || wait $pid"
     yield Hit(
         at=Place(subject.path, signal.line),
         what=f"Slurm sends {name} to the job script, which has no handler. The signal ends the "
         "script, and with it the job, before the time limit.",
         fix=f"#SBATCH --signal={name}@…  # without B:, if the program of srun handles {name}; "
-        f"otherwise:\nsrun … & pid=$!; trap 'kill -s {name} $pid' {name}; wait $pid; wait $pid",
+        f"otherwise:\nsrun {forwards}"
+        if any(map(_STEPS.search, _code(subject)))
+        else f"exec …  # for the program, if it handles {name} and is the last command; "
+        f"otherwise:\n{forwards}",
     )
 
 
@@ -99,8 +120,7 @@ def _ends_ranks(subject: Subject) -> Iterator[Hit]:
     handled = any("trap" in shell.text for shell in subject.shells if shell.where is Where.TASK)
     if item is None or sent is None or handled:
         return
-    name = sent[1].upper()
-    name = Signals(int(name)).name if name.isdecimal() else f"SIG{name}"
+    name = _full_name(sent[1])
     for one in subject.started:
         python = one.python
         if python is None or one.launch.srun is None or python.mentions(*_HANDLES):
@@ -137,8 +157,7 @@ def find_killed_by_name(subject: Subject) -> Iterator[Hit]:
 
 def _removed(subject: Subject) -> Iterator[Hit]:
     """Find `rm folder/*` if the script writes files named by the job ID into the folder."""
-    code = [line for s in subject.shells for line in s.text.split("\n") if line.lstrip()[:1] != "#"]
-    written = [*code, *(assignment.value.text for assignment in subject.assignments)]
+    written = [*_code(subject), *(assignment.value.text for assignment in subject.assignments)]
     for command in subject.commands if subject.is_job else ():
         for word in command.arguments if command.name == "rm" else ():
             found = _ALL_OF.fullmatch(word.text)

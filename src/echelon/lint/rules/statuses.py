@@ -10,6 +10,7 @@ from echelon.lint.exit_status import Ending, endings
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.called_scripts import of_started, with_called
 from echelon.lint.rules.exits import (
     find_constant_failure,
     find_message_status,
@@ -17,8 +18,15 @@ from echelon.lint.rules.exits import (
     find_status_of_test,
 )
 from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
+from echelon.lint.rules.last_commands import COPIES, copies_anyway, lists, lists_own, may_fail
 from echelon.lint.rules.prose import is_text
 from echelon.lint.rules.spoiled import find_incomplete, find_missing_source, find_spoiled
+from echelon.lint.rules.status_fixes import (
+    ERREXIT,
+    errexit_fix,
+    fix_of,
+    is_tolerated,
+)
 from echelon.lint.subject import Subject
 
 _ENDING = (QUIET - {"kill"}) | {
@@ -42,14 +50,27 @@ _PREPARES = frozenset(
         *("source", ".", "ml", "eval", "sbatch", "scancel", "pip", "pip3", "git", "wget", "curl"),
         *("read", "shift", "ulimit", "umask", "alias", "shopt", "declare", "let", "local", "which"),
         *("[", "[[", "pushd", "popd", "ln", "chmod", "unzip", "mail", "find", "grep", "sed", "awk"),
-        *("head", "tail", "sort", "tee", "wait", "time", "spack", "nvcc", "gcc", "make", "cmake"),
+        *(
+            "head",
+            "tail",
+            "sort",
+            "tee",
+            "wait",
+            "time",
+            "mapfile",
+            "readarray",
+            "spack",
+            "nvcc",
+            "gcc",
+            "make",
+            "cmake",
+        ),
     }
 )
 """Commands around the work of a job."""
 _RUN_BY_EVAL = pattern(r"(?i)\$\{?(?!\w*(?:conda|mamba|setup|hook|init|env))[a-z_]")
 _ENDS = frozenset({"EXIT", "0"})
 _SHORTEST_TRAP = 2
-_COPIES = frozenset({"cp", "mv", "rsync", "tar"})
 _ENDS_JOB = frozenset({"exec", "kill", "scancel"})
 _ERREXIT = pattern(r"^\s*set\s+(?:-\w*e|-o\s+errexit)", re.MULTILINE)
 _RUNNERS = {
@@ -62,8 +83,6 @@ _RUNNERS = {
 }
 """Programs that run others, and how."""
 _INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
-_KERNEL_FILE = pattern(r">\s*/(?:proc|sys)/")
-"""Files that only root may write."""
 _INSTALLS = pattern(
     r"^(?:\S*/)?(?:uv(?: pip| tool)?|pip3?|(?:conda|mamba|micromamba)(?: env)?|poetry|pipenv) "
     r"(?:-\S+ )*(?:install|venv|sync|create|update|add|download)\b|^(?:\S*/)?virtualenv\b|"
@@ -96,7 +115,6 @@ _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "st
 _KEEPS = frozenset({"wait", "wandb", "ray"})
 """Last commands that wait for others, or that stop them."""
 _OR_TRUE = pattern(r"\|\|[ \t]*(true|:|echo\b[^|&;]*)[ \t]*(?:#.*)?$")
-_ERREXIT_FIX = "set -e  # near the top of the script"
 _LOOP_CONTINUES = (
     "If this command fails, the loop continues. The job has the status of the last command only."
 )
@@ -127,7 +145,8 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     doubtful = any(_is_unread(subject, command) for command in batch.commands)
     for hit in hits:
         if not (hidden and hit.severity is ADVICE):
-            yield replace(hit, severity=ADVICE) if doubtful else hit
+            shown = with_called(subject, hit)
+            yield replace(shown, severity=ADVICE) if doubtful else shown
 
 
 def _cancelled(plain: list[Command]) -> Iterator[Hit]:
@@ -141,7 +160,7 @@ def _cancelled(plain: list[Command]) -> Iterator[Hit]:
             "it.",
             fix=f"remove line {end.line}: a job ends with its script"
             if not plain[:-1] or plain[-2].name not in _ENDING
-            else f"{_ERREXIT_FIX}, and remove line {end.line}: a job ends with its script",
+            else f"{ERREXIT}, and remove line {end.line}: a job ends with its script",
         )
 
 
@@ -161,7 +180,9 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     known = [*known[:_MOST], *known[_MOST:][-_MOST:]]
     lost = [(c, ends) for c in known if (ends := _succeeding(batch, c))]
     unseen = [(c, ends) for c, ends in lost if not any(e.handled or e.lost_in for e in ends)]
-    hits = list(_continued(unseen, [c for c in known if id(c) in launched or _runs_program(c)]))
+    hits = list(
+        _continued(batch, unseen, [c for c in known if id(c) in launched or _runs_program(c)])
+    )
     for command, ends in unseen[-1:]:
         hits += _hidden(batch, command, ends, plain)
     if not known:
@@ -214,7 +235,7 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
         run = [c for c in plain if starts(c) and (c.path, c.line) in launched and c.certain]
         run = [c for c in run if not c.background and not c.piped_into]
         end = plain[-1]
-        quiet = end.name in ("echo", "printf") or _lists_own(end, subject.commands)
+        quiet = end.name in ("echo", "printf") or lists_own(end, subject.commands)
         if run and end.line >= run[-1].line and quiet and end.certain:
             yield Hit(
                 at=run[-1],
@@ -230,7 +251,8 @@ def _lost_in_scripts(subject: Subject) -> Iterator[Hit]:
         name = shell.path.rpartition("/")[2]
         sourced = any(c.name in ("source", ".") and name in c.text for c in subject.commands)
         if shell.path != subject.path and not sourced and not shell.suspect:
-            yield from _lost(subject, shell)
+            for hit in _lost(subject, shell):
+                yield of_started(subject, shell, hit)
 
 
 def _hidden(
@@ -252,30 +274,27 @@ def _hidden(
             severity=ADVICE,
         )
         return
-    quiet = last.name in _ENDING and not _lists(last) and not _may_fail(batch, last)
-    if last.line != line or quiet or _copies_anyway(last, plain) or last.text == "wait":
+    quiet = last.name in _ENDING and not lists(last) and not may_fail(batch, last)
+    if last.line != line or quiet or copies_anyway(last, plain) or last.text == "wait":
         what = _shown(last) if last.line == line else "a command"
+        tolerated = is_tolerated(batch, command.function)
         yield Hit(
             at=command,
-            what=f"The job is COMPLETED even if this command fails, because {what} (line {line}) "
+            what=f"If this command fails, {command.function} continues, and its status does not "
+            "show the failure."
+            if tolerated
+            else f"The job is COMPLETED even if this command fails, because {what} (line {line}) "
             "succeeds afterwards.",
-            fix=_ERREXIT_FIX,
+            fix=fix_of(batch, command),
+            severity=ADVICE if tolerated else None,
         )
-    elif last.name in _COPIES | {"rmdir", "ls"}:
+    elif last.name in COPIES | {"rmdir", "ls", "rm"}:
         yield Hit(
             at=command,
             what=f"The job has the status of {last.name} (line {line}), not of this command.",
-            fix=_ERREXIT_FIX,
+            fix=fix_of(batch, command),
             severity=ADVICE,
         )
-
-
-def _may_fail(batch: Shell, end: Command) -> bool:
-    """Tell whether a last command may itself fail."""
-    if end.name == "deactivate":  # which `source …/activate` defines
-        makers = (c for c in batch.commands if c.name in ("source", ".", "conda"))
-        return not any("activate" in c.text for c in makers)
-    return bool(_KERNEL_FILE.search(batch.text.split("\n")[end.line - 1]))
 
 
 def _always_succeeds(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
@@ -291,7 +310,9 @@ def _always_succeeds(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
             f"{end.line}) succeeds afterwards.",
             # Without the line, the job has the status of the command before it.
-            fix=f"remove line {end.line}" if plain[-2] is command else _ERREXIT_FIX,
+            fix=f"remove line {end.line}"
+            if plain[-2] is command and not command.repeated
+            else fix_of(batch, command),
         )
 
 
@@ -318,39 +339,18 @@ def _runs_program(command: Command) -> bool:
 def _in_loop(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
     """Find programs whose first failure in a loop is lost."""
     for command in commands:
-        once = _succeeding(batch, command, once=True) if command.repeated else ()
-        if once and not any(end.handled or end.lost_in for end in once):
+        if _is_lost_in_loop(batch, command):
             yield Hit(
                 at=command,
                 what=_LOOP_CONTINUES,
-                fix=_ERREXIT_FIX,
+                fix=fix_of(batch, command),
                 severity=ADVICE,
             )
 
 
-def _lists(command: Command) -> bool:
-    """Tell whether a command lists a path, and fails if the program has not written it."""
-    return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
-
-
-def _made(commands: list[Command]) -> set[str]:
-    """Return the directories that the script itself creates."""
-    return {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
-
-
-def _lists_own(command: Command, commands: list[Command]) -> bool:
-    """Tell whether a command lists only directories that the script itself has created."""
-    words = {w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")}
-    return command.name == "ls" and bool(words) and words <= _made(commands)
-
-
-def _copies_anyway(command: Command, commands: list[Command]) -> bool:
-    """Tell whether a command copies directories that the script itself has created."""
-    words = [w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")]
-    sources = words[:-1]
-    if command.name == "tar":
-        sources = words[-1:] if "c" in command.arguments[0].text else []
-    return command.name in _COPIES and bool(sources) and set(sources) <= _made(commands)
+def _is_lost_in_loop(batch: Shell, command: Command) -> bool:
+    once = _succeeding(batch, command, once=True) if command.repeated else ()
+    return bool(once) and not any(end.handled or end.lost_in for end in once)
 
 
 def _shown(command: Command) -> str:
@@ -361,7 +361,7 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
     """Find a program whose status is lost, also if lint does not know it."""
     end = plain[-1] if plain else None
     waits = end is not None and (end.text == "exit" or end.name in _KEEPS)
-    if end is None or batch.suspect or waits or _may_fail(batch, end) or is_text(end):
+    if end is None or batch.suspect or waits or may_fail(batch, end) or is_text(end):
         return
     main = [c for c in batch.commands if not _installs(c)]
     only = not any(starts(c) or _works(batch, c) or runs_script(c) for c in main)
@@ -374,7 +374,7 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
     known = [c for c in lost if starts(c) or _runs_program(c)]
     if any(c.name in _ENDS_JOB for c in plain):
         return
-    if lost and end.certain and end.name in _ENDING and not _lists(end):
+    if lost and end.certain and end.name in _ENDING and not lists(end):
         command = lost[-1]
         what = (
             f"The job is COMPLETED even if this command fails, because {_shown(end)} (line "
@@ -386,11 +386,11 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
             "If this command fails, the script continues. The job has the status of its last "
             f"command (line {end.line})."
         )
-    elif repeated := [c for c in able[-_MOST:] if any(_in_loop(batch, [c]))]:
+    elif repeated := [c for c in able[-_MOST:] if _is_lost_in_loop(batch, c)]:
         command, what = repeated[-1], _LOOP_CONTINUES
     else:
         return
-    yield Hit(at=command, what=what, fix=_ERREXIT_FIX, severity=ADVICE)
+    yield Hit(at=command, what=what, fix=fix_of(batch, command), severity=ADVICE)
 
 
 def _installs(command: Command) -> bool:
@@ -435,7 +435,7 @@ def _tolerated(batch: Shell, commands: list[Command]) -> Iterator[Hit]:
 
 
 def _continued(
-    lost: list[tuple[Command, tuple[Ending, ...]]], programs: list[Command]
+    batch: Shell, lost: list[tuple[Command, tuple[Ending, ...]]], programs: list[Command]
 ) -> Iterator[Hit]:
     """Find a program after which another one runs, whether it succeeds or not."""
     others = {c.line for c in programs}
@@ -446,7 +446,7 @@ def _continued(
                 at=command,
                 what=f"If this command fails, the script continues with line {following[0].line}. "
                 "The job has the status of its last command.",
-                fix="set -e  # near the top of the script, or join the commands with &&",
+                fix=f"{errexit_fix(batch, command)}, or join the commands with &&",
                 severity=ADVICE,
             )
             return

@@ -1,0 +1,232 @@
+"""Scripts with the fixes of E507 and E509 that lint names: real bash runs them.
+
+A program fails in its first run only, so that a loop over several inputs goes on.
+"""
+
+import re
+import signal
+import subprocess
+
+import pytest
+
+from echelon.core.waiting import wait_until
+from echelon.lint.linting import lint
+from unit.lint.fakes import JOB, SlurmOf, TextFiles
+
+PROGRAM = """\
+#!/bin/bash
+echo "$*" >> ran
+[ "$(wc -l < ran)" -gt 1 ]
+"""
+LOOP = "for i in 1 2; do\n  python a.py $i\n  echo next\ndone\n"
+IN_LOOP = "… || code=1  # for each program in a loop; end the script with: exit ${code:-0}"
+AT_TOP = "set -e  # near the top of the script"
+
+
+def hits(files):
+    beside = TextFiles({"a.py": "print(1)\n", "b.py": "print(1)\n", **files}, repository=True)
+    found = lint(files["job.sh"], path="job.sh", files=beside, programs=SlurmOf())
+    return [f for f in found if f.code in ("E505", "E507")]
+
+
+def apply(files, finding):
+    """Return the files with all lines of a fix."""
+    fixed = dict(files)
+    own = finding.path
+    # A new line would move the others, so it comes last.
+    for part in sorted(finding.fix.split("\n"), reverse=True):
+        other = re.search(r"top of (\w+\.sh)", part)
+        named = other[1] if other else "job.sh" if "job script" in part else own
+        lines = fixed[named].rstrip("\n").split("\n")
+        change, _, place = part.partition("  # ")
+        if change.startswith("set "):
+            below = re.match(r"below line (\d+)", place)
+            lines.insert(int(below[1]) if below else 1, change)
+        elif named == own:
+            lines[finding.line - 1] += change.removeprefix("…")
+        else:
+            lines = [one + " || code=1" * one.startswith("bash") for one in lines]
+        if "exit ${code:-0}" in place:
+            lines = [*lines[: -1 if lines[-1] == "exit 0" else None], "exit ${code:-0}"]
+        fixed[named] = "\n".join(lines) + "\n"
+    return fixed
+
+
+def run(folder, files):
+    """Return the exit status of the job, and how often its program ran."""
+    folder.mkdir()
+    for name, text in {**files, "python": PROGRAM}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "job.sh"],
+        check=False,
+        cwd=folder,
+        env={"PATH": f"{folder}:/usr/bin:/bin"},
+        capture_output=True,
+        timeout=20,
+    )
+    return done.returncode, len((folder / "ran").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("body", "fix", "ran"),
+    [
+        ("python a.py\necho done\n", AT_TOP, 1),
+        (LOOP, IN_LOOP, 2),
+        (f"{LOOP}echo done\n", IN_LOOP, 2),
+        (f"{LOOP}exit 0\n", IN_LOOP, 2),
+        ("for i in 1 2; do\n  python a.py $i\ndone\nexit 0\n", IN_LOOP, 2),
+        ("for i in 1 2; do\n  python a.py $i\ndone\n", IN_LOOP, 2),
+        (
+            "for i in 1 2; do\n  python a.py $i | tee log\ndone\n",
+            f"set -o pipefail  # near the top of the script\n{IN_LOOP}",
+            2,
+        ),
+        (
+            "source own.sh\npython a.py\necho done\n",
+            "set -e  # below line 3, which sources a file",
+            1,
+        ),
+        ("source activate\npython a.py\necho done\n", AT_TOP, 1),
+        ("set +e\npython a.py\necho done\n", "… || exit 1", 1),
+        ("python a.py && echo well\necho done\n", "… || exit 1", 1),
+        (
+            "set -e\nwork() {\n  python a.py\n  echo after\n}\nwork || exit 1\necho done\n",
+            "… || return 1  # `set -e` has no effect in a function whose status is tested",
+            1,
+        ),
+    ],
+)
+def test_the_fixed_job_fails(tmp_path, body, fix, ran):
+    files = {"job.sh": JOB + body, "own.sh": "false\n", "activate": "true\n"}
+    found = hits(files)
+    [hit] = [f for f in found if f.severity != "advice"] or found
+    assert hit.fix == fix
+    assert run(tmp_path / "before", files)[0] == 0
+    status, times = run(tmp_path / "after", apply(files, hit))
+    assert status != 0
+    assert times == ran
+    assert [f for f in hits(apply(files, hit)) if f.severity != "advice"] == []
+
+
+def test_a_function_that_is_called_several_times(tmp_path):
+    work = "work() {\n  python a.py $1\n  echo after\n}\n"
+    loop = "for i in 1 2; do\n  work $i\ndone\necho done\n"
+    for calls in (loop, "work 1\nwork 2\necho done\n"):
+        [hit] = hits({"job.sh": JOB + work + calls})
+        change, call = hit.fix.split("\n")
+        assert call == "work … || code=1  # for each call; end the script with: exit ${code:-0}"
+        fixed = work.replace("$1", f"$1 {change.removeprefix('… ')}")
+        fixed += re.sub(r"(work \S+)", r"\1 || code=1", calls) + "exit ${code:-0}\n"
+        assert run(tmp_path / f"{len(calls)}", {"job.sh": JOB + fixed}) == (1, 2)
+    [hit] = hits({"job.sh": f"{JOB}{work}work 1\necho done\n"})
+    assert hit.fix == AT_TOP
+
+
+@pytest.mark.parametrize(
+    ("body", "work", "ran"),
+    [
+        ("bash work.sh\n", "python a.py\necho done\n", 1),
+        ("bash work.sh\necho done\n", "python a.py\necho done\n", 1),
+        ("bash work.sh\necho done\n", LOOP, 2),
+        ("bash work.sh 1\nbash work.sh 2\nbash work.sh 3\n", f"{LOOP}echo done\n", 6),
+    ],
+)
+def test_a_failure_in_a_script_that_the_job_starts(tmp_path, body, work, ran):
+    files = {"job.sh": JOB + body, "work.sh": f"#!/bin/bash\n{work}"}
+    [hit] = [f for f in hits(files) if f.path == "work.sh"]
+    assert hit.what.startswith("This script, and the line of the job that starts it, succeed even")
+    assert ("job script" in hit.fix) == (body != "bash work.sh\n")
+    assert run(tmp_path / "before", files)[0] == 0
+    status, times = run(tmp_path / "after", apply(files, hit))
+    assert status != 0
+    assert times == ran
+
+
+def test_the_fix_of_the_job_names_the_script_that_hides_the_failure(tmp_path):
+    # Its many options make it too complex to be executed by lint.
+    options = "".join(f'[ "$1" = {n} ] && a{n}=1\n[ "$a{n}" = 2 ] && b=1\n' for n in range(9))
+    work = f"#!/bin/bash\n{options}python a.py\necho done\n"
+    files = {"job.sh": f"{JOB}bash work.sh\necho done\n", "work.sh": work}
+    [hit] = hits(files)
+    assert hit.path == "job.sh"
+    assert hit.fix == f"{AT_TOP}\nset -e  # near the top of work.sh, too"
+    assert run(tmp_path / "before", files)[0] == 0
+    assert run(tmp_path / "after", apply(files, hit))[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("call", "severity"),
+    [("work || echo skipped", "advice"), ("work || exit 1", "warning"), ("work", "warning")],
+)
+def test_a_function_whose_failure_is_tolerated(call, severity):
+    body = f"work() (\n  python a.py\n  echo after\n)\n{call}\necho done\n"
+    [hit] = hits({"job.sh": JOB + body})
+    assert hit.severity == severity
+    assert hit.fix.startswith("set -e" if call == "work" else "… || return 1")
+
+
+@pytest.mark.parametrize("last", ["sleep infinity", "tail -f /dev/null", "tail --follow=name log"])
+def test_a_script_that_does_not_end_is_not_completed(last):
+    assert hits({"job.sh": f"{JOB}python a.py\n{last}\n"}) == []
+
+
+@pytest.mark.parametrize(
+    "last", ["sleep 10", "tail -f --pid=$pid log\necho done", "tail log; date"]
+)
+def test_a_script_that_ends_is_completed(last):
+    assert [f.severity for f in hits({"job.sh": f"{JOB}python a.py\n{last}\n"})] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("last", "severity"),
+    [
+        ("rm model.pt", "advice"),
+        ("rm -f model.pt", "warning"),
+        ("rm -rf out", "warning"),
+        ("rm -r out", "warning"),  # the script itself has created it
+        ("rm -r other", "advice"),
+    ],
+)
+def test_rm_fails_if_the_program_has_not_written_the_file(last, severity):
+    found = hits({"job.sh": f"{JOB}mkdir -p out\npython a.py\n{last}\n"})
+    assert [f.severity for f in found] == [severity]
+
+
+HANDLES = """\
+#!/bin/bash
+trap 'touch saved; exit 0' USR1
+sleep 0.2  # until the job has its handler
+touch started
+for i in {1..200}; do sleep 0.05; done
+exit 3
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_signal_that_the_program_handles_reaches_it(tmp_path, number):
+    body = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal=B:USR1@60\nset -e\n./work\n"
+    found = lint(body, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    [fix] = [f.fix.split("\n")[number] for f in found if f.code == "E509"]
+    line = fix.partition("  # ")[0].replace("…", "./work")
+    for name, text in {"work": HANDLES, "job.sh": body.replace("./work", line)}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path)
+    assert wait_until((tmp_path / "started").exists, timeout_s=10)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=20) == 0
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(("run", "step"), [("srun ./work", True), ("./work", False)])
+def test_the_fix_of_a_signal_depends_on_the_steps(run, step):
+    body = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal=B:USR1@60\n{run}\n"
+    found = lint(body, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    [fix] = [f.fix for f in found if f.code == "E509"]
+    assert ("srun …" in fix, "exec …" in fix) == (step, not step)
+
+
+def test_mapfile_is_not_the_work_of_a_job():
+    assert hits({"job.sh": f"{JOB}mapfile -t names < <(ls)\necho ${{names[0]}}\necho done\n"}) == []
