@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from echelon.lint.facts import may_have_several_ranks
 from echelon.lint.patterns import pattern
-from echelon.lint.python_guards import guards, handed_over, is_called
+from echelon.lint.python_guards import are_alternatives, guards, handed_over, is_called
 from echelon.lint.python_script import (
     Function,
     PythonScript,
@@ -247,18 +247,26 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
             continue
         if not may_have_several_ranks(subject, python):
             continue
+        runs: dict[str, list[ast.Call]] = {}
         for call in (node for node in python.nodes if isinstance(node, ast.Call)):
-            used = _forwards(python, call, set(wrapped)) & set(wrapped)
-            used = {name for name in used if _is_after(python, call, wrapped[name])}
-            tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
-            if tests:
-                yield Hit(
-                    at=python.at(call),
-                    what=f"Only rank 0 runs `{min(used)}`, which is wrapped in DDP. It waits "
-                    "forever for the other ranks when DDP broadcasts buffers, such as those of "
-                    "BatchNorm.",
-                    fix=f"use {min(used)}.module here, or let every rank evaluate its share",
-                )
+            for name in _forwards(python, call, set(wrapped)) & set(wrapped):
+                if _is_after(python, call, wrapped[name]):
+                    runs.setdefault(name, []).append(call)
+        for name, calls in runs.items():
+            guarded = [guards(python, call) for call in calls]
+            for call, tests in zip(calls, guarded, strict=True):
+                lonely = any(map(_is_rank_zero, tests))
+                if lonely and not any(are_alternatives([tests, other]) for other in guarded):
+                    yield _lonely(python, call, name)
+
+
+def _lonely(python: PythonScript, call: ast.Call, model: str) -> Hit:
+    return Hit(
+        at=python.at(call),
+        what=f"Only rank 0 runs `{model}`, which is wrapped in DDP. It waits forever for the other "
+        "ranks when DDP broadcasts buffers, such as those of BatchNorm.",
+        fix=f"use {model}.module here, or let every rank evaluate its share",
+    )
 
 
 def _wrapped_names(python: PythonScript) -> dict[str, ast.Assign]:
