@@ -137,3 +137,20 @@ def test_no_rank_is_asked_for_after_the_group_is_gone():
     (finding,) = lint(saving, path="train.py", files=TextFiles({}))
     assert finding.code == "E611"
     assert finding.fix.startswith("rank = dist.get_rank()  # before destroy_process_group")
+
+
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        ("trainer = object()\nprint(tainer)\n", "trainer"),
+        ("tokenizer = object()\nprint(Tokenizers)\n", "define or import Tokenizers"),
+        ("limit = 1\nprint(LIMIT)\n", "define or import LIMIT"),
+        ("def f():\n    trainer = 1\nf()\nprint(tainer)\n", "define or import tainer"),
+        ("print(trainer)\nprint(tainer)\n", "define or import tainer"),
+        ("def f(trainer):\n    return tainer\nf(1)\n", "trainer"),
+        ("import torch as torch_\nfrom a import loader\nprint(lodaer)\n", "loader"),
+        ("class Trainer:\n    pass\nprint(Trainr())\n", "Trainer"),
+    ],
+)
+def test_a_similar_name_is_one_of_the_same_kind_that_the_line_can_use(script, fix):
+    assert fixes("E626", f"{JOB}python a.py\n", a=script)[-1:] == [fix]
