@@ -1263,3 +1263,29 @@ def test_an_early_rank_that_no_program_reads(name, python, found):
 def test_the_likely_time_limit(value, fix):
     [found] = fixes(f"#!/bin/bash\n#SBATCH --time={value}\npython a.py\n", "E112")
     assert fix in found
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        ("srun python", "warning"),
+        ("deepspeed --hostfile=hosts", "warning"),
+        ("deepspeed", "advice"),
+        ("torchrun --nproc_per_node=4", "advice"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        ("E603", "DistributedSampler([], rank=rank)"),
+        ("E604", "dist.init_process_group('nccl', rank=rank)"),
+    ],
+)
+def test_a_local_rank_on_the_first_node_only(start, kind, code, call):
+    python = (
+        "import os\nimport torch.distributed as dist\n"
+        "from torch.utils.data import DistributedSampler\n"
+        f"rank = int(os.environ['LOCAL_RANK'])\n{call}\n"
+    )
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    assert severities(f"{head}{start} a.py\n", code, a=python) == [kind]

@@ -1,5 +1,6 @@
 """Fixes that are lines of a script: bash accepts the script that has them, and lint too."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -154,3 +155,79 @@ def test_no_rank_is_asked_for_after_the_group_is_gone():
 )
 def test_a_similar_name_is_one_of_the_same_kind_that_the_line_can_use(script, fix):
     assert fixes("E626", f"{JOB}python a.py\n", a=script)[-1:] == [fix]
+
+
+SAMPLER = """\
+from torch.utils.data import DataLoader, DistributedSampler
+import torch.distributed as dist
+dist.init_process_group("nccl")
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        (
+            "s = DistributedSampler([])\nfor epoch in range(3):\n    print(s)\n",
+            "s.set_epoch(epoch) ",
+        ),
+        (
+            (
+                "s = DistributedSampler([]) if dist else None\ndef main():\n"
+                "    for n_epoch in range(3):\n        print(s)\nmain()\n"
+            ),
+            "s.set_epoch(n_epoch) ",
+        ),
+        (
+            (
+                "def make():\n    s = DistributedSampler([])\n    return DataLoader([], sampler=s)\n"
+                "loader = make()\nfor epoch in range(3):\n    print(loader)\n"
+            ),
+            "call the sampler's set_epoch(epoch) ",
+        ),
+        (
+            (
+                "class Run:\n    def __init__(self):\n        s = DistributedSampler([])\n"
+                "        self.data = DataLoader([], sampler=s)\n    def train(self):\n"
+                "        for epoch in range(3):\n            print(self.data)\nRun().train()\n"
+            ),
+            "self.data.sampler.set_epoch(epoch) ",
+        ),
+        (
+            (
+                "class Data:\n    def __init__(self):\n        self.s = DistributedSampler([])\n"
+                "class Run:\n    def train(self):\n        for epoch in range(3):\n"
+                "            print(epoch)\nRun().train()\n"
+            ),
+            "call the sampler's set_epoch(epoch) ",
+        ),
+    ],
+)
+def test_the_epoch_loop_can_use_the_name_of_the_sampler(body, fix):
+    [found] = fixes("E602", f"{JOB}srun python a.py\n", a=SAMPLER + body)
+    assert found.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("saved", "own"),
+    [
+        ("torch.save(outputs, 'outputs.pt')", True),
+        ("torch.save(outputs, 'last.pt')", False),
+        ("torch.save(net.state_dict(), 'net.pt')", False),
+    ],
+)
+def test_data_of_each_rank_can_have_files_of_their_own(saved, own):
+    group = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    script = f"{group}outputs = torch.zeros(1)\nnet = torch.nn.Linear(1, 1)\n{saved}\n"
+    [found] = fixes("E611", f"{JOB}srun python a.py\n", a=script)
+    assert ("add the rank to the name of the file" in found) == own
+
+
+def test_a_fix_in_python_is_python():
+    script = (
+        "import os\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo', init_method='file://' + os.getenv('MEET'))\n"
+    )
+    [found] = fixes("E311", f"{JOB}srun python a.py\n", a=script)
+    call = ast.parse(f"call({found})").body[0].value
+    assert [argument.arg for argument in call.keywords] == ["init_method"]

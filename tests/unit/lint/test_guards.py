@@ -318,13 +318,17 @@ DDP = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(2)
         ("first = rank == 0\nif not first:\n    model(state)\n", []),
         ("if rank == 0:\n    print(model(state))\nelse:\n    model(state)\n", []),
         (
-            "def train():\n    model(state)\n"
-            "if rank == 0:\n    print(train())\nelse:\n    train()\n",
+            (
+                "def train():\n    model(state)\n"
+                "if rank == 0:\n    print(train())\nelse:\n    train()\n"
+            ),
             [],
         ),
         (
-            "def check():\n    model(state)\n"
-            "if rank == 0:\n    print(check())\nif best and rank == 0:\n    check()\n",
+            (
+                "def check():\n    model(state)\n"
+                "if rank == 0:\n    print(check())\nif best and rank == 0:\n    check()\n"
+            ),
             ["E615"],
         ),
     ],
