@@ -189,7 +189,9 @@ def test_commands_that_hide_a_failure(end):
     assert severities(f"{JOB}srun python a.py\n{end}\n", "E507") == ["warning"]
 
 
-@pytest.mark.parametrize(("workers", "severity"), [(8, []), (10, ["advice"]), (16, ["warning"])])
+@pytest.mark.parametrize(
+    ("workers", "severity"), [(8, []), (10, ["advice"]), (16, ["advice"]), (32, ["warning"])]
+)
 def test_workers_that_share_the_cpus(workers, severity):
     head = f"{JOB}#SBATCH --cpus-per-task=16\n#SBATCH --gpus-per-node=2\n"
     launch = f"torchrun --standalone --nproc_per_node=2 a.py --num_workers={workers}\n"

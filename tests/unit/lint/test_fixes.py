@@ -231,3 +231,63 @@ def test_a_fix_in_python_is_python():
     [found] = fixes("E311", f"{JOB}srun python a.py\n", a=script)
     call = ast.parse(f"call({found})").body[0].value
     assert [argument.arg for argument in call.keywords] == ["init_method"]
+
+
+LOADER = "import argparse\nfrom torch.utils.data import DataLoader\n"
+OPTION = "parser = argparse.ArgumentParser()\nparser.add_argument({}, type=int, default=32)\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "python", "line", "fix"),
+    [
+        ("", "DataLoader(\n    [],\n    num_workers=32,\n)\n", 5, "num_workers=8"),
+        ("--num_workers 32", "", 4, "--num_workers=8"),
+        ("-j 32", "", 4, "-j 8"),
+        ("data.num_workers=32", "", 4, "data.num_workers=8"),
+        (
+            "",
+            OPTION.format("'-j', '--workers'")
+            + "args = parser.parse_args()\nDataLoader([], num_workers=args.workers)\n",
+            4,
+            "default=8",
+        ),
+    ],
+)
+def test_workers_are_changed_where_the_number_is(option, python, line, fix):
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --cpus-per-task=8\n"
+    files = TextFiles({"a.py": LOADER + python})
+    script = f"{head}python a.py {option}\n"
+    found = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [(f.line, f.fix) for f in found if f.code == "E402"] == [(line, fix)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "launch", "fix"),
+    [
+        ("--gres=gpu:4", "torchrun --nproc_per_node=1", "#SBATCH --gres=gpu:1  # or --nproc_per"),
+        ("--gres=gpu:a100:4,tmp:9", "torchrun --nproc_per_node=1", "#SBATCH --gres=gpu:a100:1,tmp"),
+        ("--gpus-per-node=4", "deepspeed --num_gpus=1", "#SBATCH --gpus-per-node=1  # or --num_g"),
+        ("--gpus-per-node=4", "accelerate launch --num_processes=2", "--num_processes=4"),
+        ("--gpus-per-node=4", "torchrun --nproc_per_node=2", "--nproc_per_node=4"),
+    ],
+)
+def test_one_process_may_need_one_gpu(gpus, launch, fix):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {gpus}\n"
+    [found] = fixes("E203", f"{head}{launch} a.py\n")
+    assert found.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("MEET=/a/b deepspeed a.py", True),
+        ("export MEET=/a/b\ndeepspeed a.py", True),
+        ("NCCL_DEBUG=INFO deepspeed a.py", False),
+        ("deepspeed a.py", False),
+    ],
+)
+def test_variables_that_deepspeed_does_not_pass(body, named):
+    python = "import os\nprint(os.environ['MEET'], os.getenv('NCCL_DEBUG'))\n"
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    [found] = fixes("E201", f"{head}{body}\n", a=python)
+    assert ("write MEET to ./.deepspeed_env" in found) == named

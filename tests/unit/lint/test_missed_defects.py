@@ -299,7 +299,8 @@ def test_a_secret_that_is_only_its_name():
 @pytest.mark.parametrize(
     ("given", "default", "found"),
     [
-        ("", 16, [("E402", "warning")]),
+        ("", 32, [("E402", "warning")]),
+        ("", 16, [("E402", "advice")]),
         ("", 10, [("E402", "advice")]),
         ("", 8, []),
         ("--workers 4", 16, []),
