@@ -180,7 +180,8 @@ dist.init_process_group("nccl")
         ),
         (
             (
-                "def make():\n    s = DistributedSampler([])\n    return DataLoader([], sampler=s)\n"
+                "def make():\n    s = DistributedSampler([])\n"
+                "    return DataLoader([], sampler=s)\n"
                 "loader = make()\nfor epoch in range(3):\n    print(loader)\n"
             ),
             "call the sampler's set_epoch(epoch) ",
@@ -291,3 +292,32 @@ def test_variables_that_deepspeed_does_not_pass(body, named):
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
     [found] = fixes("E201", f"{head}{body}\n", a=python)
     assert ("write MEET to ./.deepspeed_env" in found) == named
+
+
+@pytest.mark.parametrize(
+    ("default", "fix"),
+    [
+        ("FLAG=false", 'FLAG=""  # in line 4'),
+        ("FLAG=${FLAG:-false}", 'FLAG="${FLAG:-}"  # in line 4'),
+    ],
+)
+def test_a_default_after_the_arguments_keeps_them(default, fix):
+    assert fixes("E315", f"{JOB}{default}\npython a.py ${{FLAG:+--flag}}\n") == [fix]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (f"wandb login {'0a' * 20}", "wandb_api_key"),
+        (f"git clone https://ghp_{'0a' * 18}@github.com/a/b", "github_token"),
+        (f"huggingface-cli login --token hf_{'0a' * 17}", "hf_token"),
+    ],
+)
+def test_each_secret_has_a_file_of_its_own(command, name):
+    [fix] = fixes("E406", f"{JOB}{command}\n")
+    assert fix.startswith(f'"$(cat ~/.secrets/{name})"')
+
+
+def test_a_default_that_is_secret_keeps_the_name_of_its_variable():
+    [fix] = fixes("E406", f"{JOB}run ${{A_API_KEY:-{'0a1b' * 8}}}\n")
+    assert fix.startswith('export A_API_KEY="$(cat ~/.secrets/a_api_key)"')

@@ -210,8 +210,8 @@ RULES = (
         title="more data loader workers than CPUs",
         severity=WARNING,
         check=find_too_many_workers,
-        why="Every rank starts its own workers. All ranks of a task share its CPUs. Fewer than four"
-        " workers per CPU are advice, because they may wait for files most of the time.",
+        why="Every rank starts its own workers. All ranks of a task share its CPUs. Fewer than "
+        "four workers per CPU are advice, because they may wait for files most of the time.",
         example="""\
  #!/bin/bash
  #SBATCH --gpus-per-node=2

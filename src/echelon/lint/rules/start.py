@@ -52,7 +52,7 @@ _NUMBERS_OF_TASKS = frozenset(
 
 
 _READS = pattern(r"\b(?:environ(?:\.get\(|\[)|getenv\()\s{0,9}['\"](\w+)['\"]")
-_PASSED_BY_DEEPSPEED = ("MLFLOW", "NCCL", "PYTHON", "MV2", "UCX")
+_PASSED_BY_DEEPSPEED = ("MLFLOW", "NCCL", "PYTHON", "MV2", "UCX", "LD_LIBRARY", "PATH")
 """Beginnings of the names of variables that deepspeed passes to other nodes."""
 
 
