@@ -349,6 +349,14 @@ if dist.get_rank() == 0:
         ("def f():\n    print(missing)\nif __name__ == '__main__':\n    f()\n", ["warning"]),
         ("fast = True\nif fast:\n    print(missing)\n", ["warning"]),
         ("def f(a):\n    f(a)\n    print(missing)\n", ["advice"]),
+        ("def f(a):\n    return max(\n        a, missing)\nf(1)\n", ["warning"]),
+        (
+            (
+                "def f(a):\n    for b in a:\n        if b:\n            return\n"
+                "        print(missing)\nf('ab')\n"
+            ),
+            ["advice"],
+        ),
         ("def main():\n    print(missing)\nmain()\n", ["warning"]),
         ("for i in range(2):\n    print(missing)\n", ["warning"]),
         ("print(missing)\n", ["error"]),

@@ -337,7 +337,8 @@ RULES = (
         title="sampler that uses the local rank",
         severity=WARNING,
         check=find_local_sampler,
-        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
+        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes. It is advice "
+        "if the job starts ranks on its first node only.",
         example="""\
  --- train.py
  import os
@@ -352,7 +353,8 @@ RULES = (
         title="process group that uses the local rank",
         severity=WARNING,
         check=find_local_group_rank,
-        why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
+        why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique. "
+        "It is advice if the job starts ranks on its first node only.",
         example="""\
  --- train.py
  import os

@@ -17,6 +17,7 @@ from echelon.lint.python_script import (
     PythonScript,
     ancestors,
     constant,
+    enclosing_function,
     unparse,
     values_of,
 )
@@ -137,10 +138,10 @@ def _scope(python: PythonScript, node: ast.AST) -> ast.AST | None:
     """Return the function or the script that always reaches a node; None if it may not."""
     below = node
     for parent in ancestors(python, node):
-        if not _always_enters(python, parent, below) or _may_return_before(parent, below):
+        if not _always_enters(python, parent, below):
             return None
         if isinstance(parent, Function) and below in parent.body:
-            return parent
+            return parent if _is_before_returns(python, parent, node) else None
         below = parent
     return below
 
@@ -156,13 +157,20 @@ def _always_enters(python: PythonScript, parent: ast.AST, below: ast.AST) -> boo
     return not isinstance(parent, ast.ExceptHandler | ast.Lambda | ast.match_case)
 
 
-def _may_return_before(parent: ast.AST, below: ast.AST) -> bool:
-    """Tell whether an earlier statement of the same block may return."""
-    for block in (getattr(parent, name, None) for name in ("body", "orelse", "finalbody")):
-        if isinstance(block, list) and below in block:
-            earlier = (one for one in block[: block.index(below)] if not isinstance(one, _DEFINES))
-            return any(isinstance(part, ast.Return) for one in earlier for part in ast.walk(one))
-    return False
+def _is_before_returns(python: PythonScript, function: Function, node: ast.AST) -> bool:
+    first = _first_returns(python).get(function)
+    return first is None or getattr(node, "lineno", 0) <= first
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _first_returns(python: PythonScript) -> dict[Function | None, int]:
+    """Return the line where the first `return` of each function ends."""
+    found: dict[Function | None, int] = {}
+    for node in python.nodes:
+        if isinstance(node, ast.Return):
+            function, end = enclosing_function(python, node), node.end_lineno or node.lineno
+            found[function] = min(end, found.get(function, end))
+    return found
 
 
 def _uses(python: PythonScript) -> Iterator[tuple[ast.AST, Function]]:
