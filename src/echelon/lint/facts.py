@@ -114,6 +114,13 @@ def _may_be_several(one: Started) -> bool:
     return several or tasks != 1 or ranks_per_launch(launch) != 1
 
 
+def may_be_on_other_nodes(launch: Launch) -> bool:
+    """Tell whether a launch may start ranks on other nodes than the first."""
+    options = launch.launcher.options if launch.launcher is not None else {}
+    hosts = bool({"hostfile", "H"} & set(options))
+    return hosts or launch.srun is not None or launch.mpi or launch.elsewhere
+
+
 def processes_per_task(one: Started) -> int | None:
     """Return the number of ranks per task."""
     if one.launch.launcher is not None:

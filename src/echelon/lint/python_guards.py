@@ -7,7 +7,7 @@ one.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
@@ -44,7 +44,13 @@ def _guards(script: PythonScript, node: ast.AST, seen: frozenset[str]) -> list[s
     if not callers:
         return []
     outer = [_guards(script, call, seen | {function.name}) for call in callers]
-    return outer[0] if all(outer) else []
+    return outer[0] if all(outer) and not are_alternatives(outer) else []
+
+
+def are_alternatives(guarded: Iterable[list[str]]) -> bool:
+    """Tell whether places are in both branches of a condition, so every rank reaches one."""
+    conditions = {condition for conditions in guarded for condition in conditions}
+    return any(f"not ({condition})" in conditions for condition in conditions)
 
 
 def is_called(script: PythonScript, node: ast.AST) -> bool:

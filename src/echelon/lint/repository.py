@@ -15,8 +15,10 @@ from echelon.core.frozen import frozen
 
 SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
 """Directories that are not listed."""
-_ALIKE = 0.6
+_ALIKE = 0.8
 """How similar a name has to be to be suggested."""
+_MOST_EDITS = 2
+"""Characters in which a name may differ, apart from dashes and underscores."""
 
 _SHORTEST = 4
 """Minimum length of a name that is a part of another."""
@@ -94,7 +96,7 @@ class Repository:
     def nearest(self, path: str, *, folder: bool = False) -> str:
         """Return the path that is probably meant; empty if none is similar.
 
-        It has the same name in another folder, or a similar name in the same folder.
+        It has the same name in another folder, or a name in the same folder that may be misspelled.
         """
         parts = _parts(path)
         slash = "/" if folder else ""
@@ -106,7 +108,7 @@ class Repository:
             beside = (one for one in kind if _is_in(one.removesuffix("/"), above))
             named = {_name(one): one for one in sorted(beside) if one.endswith(end + slash)}
             near = difflib.get_close_matches(parts[-1] + slash, named, n=1, cutoff=_ALIKE)
-            return named[near[0]] if near else ""
+            return named[near[0]] if near and _may_be_typo(near[0], parts[-1] + slash) else ""
         return max(sorted(same), key=lambda one: likeness(one, "/".join(parts)))
 
 
@@ -127,6 +129,14 @@ def _is_in(path: str, folder: str) -> bool:
 def likeness(one: str, other: str) -> float:
     """Return how similar two paths are, from 0 to 1."""
     return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _may_be_typo(one: str, other: str) -> bool:
+    """Tell whether two names differ in a few characters only."""
+    first, second = (name.lower().replace("-", "_") for name in (one, other))
+    changes = difflib.SequenceMatcher(None, first, second).get_opcodes()
+    edits = (max(a1 - a0, b1 - b0) for kind, a0, a1, b0, b1 in changes if kind != "equal")
+    return sum(edits) <= _MOST_EDITS
 
 
 def _begins(parts: list[str], patterns: list[str]) -> bool:

@@ -3,6 +3,7 @@
 import ast
 import re
 
+from echelon.core.frozen import frozen
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
@@ -26,30 +27,43 @@ _PLACE = 5
 """The position of num_workers among the arguments of a DataLoader."""
 
 
-def count_workers(subject: Subject, one: Started) -> tuple[str, int, int]:
-    """Return where the number of data loader workers per rank is set, and the number."""
+@frozen
+class Workers:
+    """The number of data loader workers of a rank, and where a script sets it."""
+
+    path: str = ""
+    line: int = 0
+    count: int = 0
+    """0 if it is not known."""
+    setting: str = ""
+    """What is before the number, such as `--num-workers=`."""
+
+
+def count_workers(subject: Subject, one: Started) -> Workers:
+    """Return the number of data loader workers per rank, and where it is set."""
     words = one.launch.arguments
-    for number, word in enumerate(words):
+    for place, word in enumerate(words):
         flag, equals, value = word.text.partition("=")
         if flag not in _WORKER_FLAGS and not (equals and _WORKER_KEY.search(flag)):
             continue
-        given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
+        given = value if equals else (words[place + 1].text if place + 1 < len(words) else "")
         path, line = one.launch.place_of(word, subject.path)[:2]
-        return path, line, int(given) if re.fullmatch(r"[0-9]{1,9}", given) else 0
+        count = int(given) if re.fullmatch(r"[0-9]{1,9}", given) else 0
+        return Workers(path=path, line=line, count=count, setting=_setting(flag))
     if one.python is not None:
         for call in one.python.calls("DataLoader"):
-            count = constant(keyword(call, "num_workers"))
-            if isinstance(count, int):
-                return one.python.path, call.lineno, count
+            node = keyword(call, "num_workers")
+            number = constant(node)
+            if node is not None and isinstance(number, int):
+                path, line = one.python.path, node.lineno
+                return Workers(path=path, line=line, count=number, setting="num_workers=")
         if all(word.known for word in words):
             return _default_workers(one.python)
-    return "", 0, 0
+    return Workers()
 
 
-def worker_option(one: Started) -> str:
-    """Return the option of the command line that sets the number of workers."""
-    flags = (word.text.partition("=")[0] for word in one.launch.arguments)
-    return next((flag for flag in flags if flag in _WORKER_FLAGS - {"-j"}), "--num-workers")
+def _setting(flag: str) -> str:
+    return f"{flag} " if flag == "-j" else f"{flag}="
 
 
 def known_workers(subject: Subject, one: Started) -> int | None:
@@ -72,17 +86,21 @@ def _number(subject: Subject, one: Started, python: PythonScript, node: ast.expr
     numbers = [value for value in values if type(value) is int]
     if numbers and len(numbers) == len(values):
         return max(numbers)
-    count = count_workers(subject, one)[2] if unparse(node).startswith("args.") else 0
+    count = count_workers(subject, one).count if unparse(node).startswith("args.") else 0
     return count or None
 
 
-def _default_workers(python: PythonScript) -> tuple[str, int, int]:
+def _default_workers(python: PythonScript) -> Workers:
     """Return the default of the option that data loaders use, and where it is defined."""
     used = {unparse(keyword(call, "num_workers") or call) for call in python.calls("DataLoader")}
     for call in python.calls("add_argument"):
-        flag, count = constant(call.args[0] if call.args else None), keyword(call, "default")
-        name = flag.lstrip("-").replace("-", "_") if isinstance(flag, str) else ""
-        number = constant(count)
-        if flag in _WORKER_FLAGS and f"args.{name}" in used and type(number) is int:
-            return python.path, call.lineno, number
-    return "", 0, 0
+        flags = [flag for argument in call.args if isinstance(flag := constant(argument), str)]
+        default = keyword(call, "default")
+        names = {flag.lstrip("-").replace("-", "_") for flag in flags}
+        number = constant(default)
+        if default is None or type(number) is not int or not _WORKER_FLAGS & set(flags):
+            continue
+        if used & {f"args.{name}" for name in names}:
+            path, line = python.path, default.lineno
+            return Workers(path=path, line=line, count=number, setting="default=")
+    return Workers()

@@ -1,5 +1,6 @@
 """Fixes that are lines of a script: bash accepts the script that has them, and lint too."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -139,3 +140,186 @@ def test_no_rank_is_asked_for_after_the_group_is_gone():
     (finding,) = lint(saving, path="train.py", files=TextFiles({}))
     assert finding.code == "E611"
     assert finding.fix.startswith("rank = dist.get_rank()  # before destroy_process_group")
+
+
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        ("trainer = object()\nprint(tainer)\n", "trainer"),
+        ("tokenizer = object()\nprint(Tokenizers)\n", "define or import Tokenizers"),
+        ("limit = 1\nprint(LIMIT)\n", "define or import LIMIT"),
+        ("def f():\n    trainer = 1\nf()\nprint(tainer)\n", "define or import tainer"),
+        ("print(trainer)\nprint(tainer)\n", "define or import tainer"),
+        ("def f(trainer):\n    return tainer\nf(1)\n", "trainer"),
+        ("import torch as torch_\nfrom a import loader\nprint(lodaer)\n", "loader"),
+        ("class Trainer:\n    pass\nprint(Trainr())\n", "Trainer"),
+    ],
+)
+def test_a_similar_name_is_one_of_the_same_kind_that_the_line_can_use(script, fix):
+    assert fixes("E626", f"{JOB}python a.py\n", a=script)[-1:] == [fix]
+
+
+SAMPLER = """\
+from torch.utils.data import DataLoader, DistributedSampler
+import torch.distributed as dist
+dist.init_process_group("nccl")
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        (
+            "s = DistributedSampler([])\nfor epoch in range(3):\n    print(s)\n",
+            "s.set_epoch(epoch) ",
+        ),
+        (
+            (
+                "s = DistributedSampler([]) if dist else None\ndef main():\n"
+                "    for n_epoch in range(3):\n        print(s)\nmain()\n"
+            ),
+            "s.set_epoch(n_epoch) ",
+        ),
+        (
+            (
+                "def make():\n    s = DistributedSampler([])\n"
+                "    return DataLoader([], sampler=s)\n"
+                "loader = make()\nfor epoch in range(3):\n    print(loader)\n"
+            ),
+            "call the sampler's set_epoch(epoch) ",
+        ),
+        (
+            (
+                "class Run:\n    def __init__(self):\n        s = DistributedSampler([])\n"
+                "        self.data = DataLoader([], sampler=s)\n    def train(self):\n"
+                "        for epoch in range(3):\n            print(self.data)\nRun().train()\n"
+            ),
+            "self.data.sampler.set_epoch(epoch) ",
+        ),
+        (
+            (
+                "class Data:\n    def __init__(self):\n        self.s = DistributedSampler([])\n"
+                "class Run:\n    def train(self):\n        for epoch in range(3):\n"
+                "            print(epoch)\nRun().train()\n"
+            ),
+            "call the sampler's set_epoch(epoch) ",
+        ),
+    ],
+)
+def test_the_epoch_loop_can_use_the_name_of_the_sampler(body, fix):
+    [found] = fixes("E602", f"{JOB}srun python a.py\n", a=SAMPLER + body)
+    assert found.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("saved", "own"),
+    [
+        ("torch.save(outputs, 'outputs.pt')", True),
+        ("torch.save(outputs, 'last.pt')", False),
+        ("torch.save(net.state_dict(), 'net.pt')", False),
+    ],
+)
+def test_data_of_each_rank_can_have_files_of_their_own(saved, own):
+    group = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    script = f"{group}outputs = torch.zeros(1)\nnet = torch.nn.Linear(1, 1)\n{saved}\n"
+    [found] = fixes("E611", f"{JOB}srun python a.py\n", a=script)
+    assert ("add the rank to the name of the file" in found) == own
+
+
+def test_a_fix_in_python_is_python():
+    script = (
+        "import os\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo', init_method='file://' + os.getenv('MEET'))\n"
+    )
+    [found] = fixes("E311", f"{JOB}srun python a.py\n", a=script)
+    call = ast.parse(f"call({found})").body[0].value
+    assert [argument.arg for argument in call.keywords] == ["init_method"]
+
+
+LOADER = "import argparse\nfrom torch.utils.data import DataLoader\n"
+OPTION = "parser = argparse.ArgumentParser()\nparser.add_argument({}, type=int, default=32)\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "python", "line", "fix"),
+    [
+        ("", "DataLoader(\n    [],\n    num_workers=32,\n)\n", 5, "num_workers=8"),
+        ("--num_workers 32", "", 4, "--num_workers=8"),
+        ("-j 32", "", 4, "-j 8"),
+        ("data.num_workers=32", "", 4, "data.num_workers=8"),
+        (
+            "",
+            OPTION.format("'-j', '--workers'")
+            + "args = parser.parse_args()\nDataLoader([], num_workers=args.workers)\n",
+            4,
+            "default=8",
+        ),
+    ],
+)
+def test_workers_are_changed_where_the_number_is(option, python, line, fix):
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --cpus-per-task=8\n"
+    files = TextFiles({"a.py": LOADER + python})
+    script = f"{head}python a.py {option}\n"
+    found = lint(script, path="job.sh", files=files, programs=SlurmOf())
+    assert [(f.line, f.fix) for f in found if f.code == "E402"] == [(line, fix)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "launch", "fix"),
+    [
+        ("--gres=gpu:4", "torchrun --nproc_per_node=1", "#SBATCH --gres=gpu:1  # or --nproc_per"),
+        ("--gres=gpu:a100:4,tmp:9", "torchrun --nproc_per_node=1", "#SBATCH --gres=gpu:a100:1,tmp"),
+        ("--gpus-per-node=4", "deepspeed --num_gpus=1", "#SBATCH --gpus-per-node=1  # or --num_g"),
+        ("--gpus-per-node=4", "accelerate launch --num_processes=2", "--num_processes=4"),
+        ("--gpus-per-node=4", "torchrun --nproc_per_node=2", "--nproc_per_node=4"),
+    ],
+)
+def test_one_process_may_need_one_gpu(gpus, launch, fix):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {gpus}\n"
+    [found] = fixes("E203", f"{head}{launch} a.py\n")
+    assert found.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("MEET=/a/b deepspeed a.py", True),
+        ("export MEET=/a/b\ndeepspeed a.py", True),
+        ("NCCL_DEBUG=INFO deepspeed a.py", False),
+        ("deepspeed a.py", False),
+    ],
+)
+def test_variables_that_deepspeed_does_not_pass(body, named):
+    python = "import os\nprint(os.environ['MEET'], os.getenv('NCCL_DEBUG'))\n"
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    [found] = fixes("E201", f"{head}{body}\n", a=python)
+    assert ("write MEET to ./.deepspeed_env" in found) == named
+
+
+@pytest.mark.parametrize(
+    ("default", "fix"),
+    [
+        ("FLAG=false", 'FLAG=""  # in line 4'),
+        ("FLAG=${FLAG:-false}", 'FLAG="${FLAG:-}"  # in line 4'),
+    ],
+)
+def test_a_default_after_the_arguments_keeps_them(default, fix):
+    assert fixes("E315", f"{JOB}{default}\npython a.py ${{FLAG:+--flag}}\n") == [fix]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (f"wandb login {'0a' * 20}", "wandb_api_key"),
+        (f"git clone https://ghp_{'0a' * 18}@github.com/a/b", "github_token"),
+        (f"huggingface-cli login --token hf_{'0a' * 17}", "hf_token"),
+    ],
+)
+def test_each_secret_has_a_file_of_its_own(command, name):
+    [fix] = fixes("E406", f"{JOB}{command}\n")
+    assert fix.startswith(f'"$(cat ~/.secrets/{name})"')
+
+
+def test_a_default_that_is_secret_keeps_the_name_of_its_variable():
+    [fix] = fixes("E406", f"{JOB}run ${{A_API_KEY:-{'0a1b' * 8}}}\n")
+    assert fix.startswith('export A_API_KEY="$(cat ~/.secrets/a_api_key)"')

@@ -280,6 +280,14 @@ class Trainer:
         torch.save(state, self.path)
 Trainer("last.pt").save(state)
 """,
+    "both branches": """
+def save():
+    torch.save(state, "last.pt")
+if rank == 0:
+    save()
+else:
+    save()
+""",
     "a flag of something else": """
 wanted = loss == 1
 if wanted:
@@ -308,6 +316,21 @@ DDP = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(2)
         ("for _ in range(2):\n    if rank != 0:\n        continue\n    model(state)\n", ["E615"]),
         ("if rank == 0:\n    print()\nelse:\n    model(state)\n", []),
         ("first = rank == 0\nif not first:\n    model(state)\n", []),
+        ("if rank == 0:\n    print(model(state))\nelse:\n    model(state)\n", []),
+        (
+            (
+                "def train():\n    model(state)\n"
+                "if rank == 0:\n    print(train())\nelse:\n    train()\n"
+            ),
+            [],
+        ),
+        (
+            (
+                "def check():\n    model(state)\n"
+                "if rank == 0:\n    print(check())\nif best and rank == 0:\n    check()\n"
+            ),
+            ["E615"],
+        ),
     ],
 )
 def test_the_lonely_forward_is_the_one_of_rank_0(body, found):

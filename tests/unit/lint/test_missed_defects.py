@@ -5,6 +5,7 @@ import pytest
 from echelon.lint.edits import apply_edits
 from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
+from echelon.lint.repository import Repository
 from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
 
@@ -299,7 +300,8 @@ def test_a_secret_that_is_only_its_name():
 @pytest.mark.parametrize(
     ("given", "default", "found"),
     [
-        ("", 16, [("E402", "warning")]),
+        ("", 32, [("E402", "warning")]),
+        ("", 16, [("E402", "advice")]),
         ("", 10, [("E402", "advice")]),
         ("", 8, []),
         ("--workers 4", 16, []),
@@ -1158,13 +1160,13 @@ def paths(body, head=JOB, path="jobs/job.sh", **texts):
 
 
 def test_a_path_that_no_path_of_the_repository_ends_with():
-    nearest = "src/kg/scripts/analyze.py"
+    nearest = "is src/kg/scripts/analyze.py meant?"
     assert paths("python src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
     assert paths("python ../src/kp/scripts/analyze.py\n") == [("warning", 3, nearest)]
     assert paths("srun python src/kg/scripts/analyse.py\n") == [("warning", 3, nearest)]
     assert paths("cd ~/own\npython src/kp/scripts/analyze.py\n") == [("warning", 4, nearest)]
     assert paths("bash slurm/count_tokens.sh\nbash slurm/count_tokens.sh\n") == [
-        ("warning", 3, "jobs/count_tokens.sh")
+        ("warning", 3, "is jobs/count_tokens.sh meant?")
     ]
     assert paths("source src/kp/run.sh\n")[0][0] == "warning"
     assert paths("./src/kq/run.sh\n")[0][1] == 3
@@ -1208,7 +1210,8 @@ def test_paths_that_may_exist(body):
     ],
 )
 def test_configuration_files(arguments, fix):
-    assert paths(f"python train.py {arguments}\n") == ([("advice", 3, fix)] if fix else [])
+    told = [("advice", 3, f"is {fix} meant?")] if fix else []
+    assert paths(f"python train.py {arguments}\n") == told
 
 
 def test_configuration_files_that_the_repository_creates():
@@ -1282,7 +1285,38 @@ def test_what_git_ignores_and_submodules_may_exist(tmp_path):
     assert repository.lacks("src/data/b.py")
     assert repository.lacks("src/logs/b.py")
     assert repository.lacks("src/b.py")
-    assert repository.nearest("src/b.py") == "src/a.py"
+    assert repository.nearest("src/aa.py") == "src/a.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("src/fine_tune.py", "src/fine-tune.py"),
+        ("src/load_modl.py", "src/load_model.py"),
+        ("src/laod_model.py", "src/load_model.py"),
+        ("other/load_model.py", "src/load_model.py"),
+        ("src/load_models_all.py", ""),
+        ("src/loading.py", ""),
+    ],
+)
+def test_a_path_that_is_probably_meant(path, nearest):
+    repository = Repository(
+        name="own", paths=frozenset({"src/", "src/fine-tune.py", "src/load_model.py"})
+    )
+    assert repository.nearest(path) == nearest
+
+
+@pytest.mark.parametrize(
+    ("body", "others", "kind"),
+    [
+        ("python src/kg/fit_all.py\n", {}, "warning"),
+        ("python src/kg/fit_all.py\n", {"src/kg/fit_all.ipynb": "{}"}, "advice"),
+        ("# nbconvert --to python fit_all.ipynb\npython src/kg/fit_all.py\n", {}, "advice"),
+        ("python src/kg/fit_all.py\n", {"src/kg/fit.ipynb": "{}"}, "warning"),
+    ],
+)
+def test_a_script_that_may_be_made_from_a_notebook(body, others, kind):
+    assert [severity for severity, _, _ in paths(body, **others)] == [kind]
 
 
 @pytest.mark.parametrize(

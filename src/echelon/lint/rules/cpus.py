@@ -11,11 +11,13 @@ from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules import no_cpus
 from echelon.lint.subject import Subject
-from echelon.lint.workers import count_workers, worker_option
+from echelon.lint.workers import count_workers
 
 _FIRST_LOSING, _LAST_LOSING = (22, 5), (23, 2)
 """Versions of Slurm in which srun does not inherit --cpus-per-task."""
 _INHERIT = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+_MANY_PER_CPU = 4
+"""Workers per CPU that are too many even if they often wait for the file system."""
 _CPUS_OF_NODE = frozenset({"SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"})
 
 
@@ -47,18 +49,17 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
         cpus, processes = one.launch.cpus, processes_per_task(one)
         if not cpus or not processes or one.launch.mpi:
             continue
-        path, line, workers = count_workers(subject, one)
-        if workers and workers * processes > cpus:
-            each = (
-                f"{processes} processes with {counted(workers, 'worker')} each"
-                if processes > 1
-                else counted(workers, "worker")
-            )
+        workers = count_workers(subject, one)
+        total = workers.count * processes
+        if total > cpus:
+            each = counted(workers.count, "data loader worker")
+            each = f"{processes} processes with {each} each" if processes > 1 else each
             yield Hit(
-                at=Place(path, line),
-                what=f"{each} share {counted(cpus, 'CPU')}, which slows data loading down.",
-                fix=f"{worker_option(one)}={max(1, cpus // processes)}",
-                severity=None if workers * processes >= 2 * cpus else ADVICE,
+                at=Place(workers.path, workers.line),
+                what=f"{each} share {counted(cpus, 'CPU')}. They slow each other down if they "
+                "decode or transform the data.",
+                fix=f"{workers.setting}{max(1, cpus // processes)}",
+                severity=None if total >= _MANY_PER_CPU * cpus else ADVICE,
             )
     yield from no_cpus.find_too_many_workers(subject)
 
@@ -209,12 +210,13 @@ RULES = (
         title="more data loader workers than CPUs",
         severity=WARNING,
         check=find_too_many_workers,
-        why="Every rank starts its own workers. All ranks of a task share its CPUs.",
+        why="Every rank starts its own workers. All ranks of a task share its CPUs. Fewer than "
+        "four workers per CPU are advice, because they may wait for files most of the time.",
         example="""\
  #!/bin/bash
  #SBATCH --gpus-per-node=2
  #SBATCH --cpus-per-task=16
--torchrun --standalone --nproc_per_node=2 train.py --num-workers=16    # <- here
+-torchrun --standalone --nproc_per_node=2 train.py --num-workers=32    # <- here
 +torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
 """,
     ),

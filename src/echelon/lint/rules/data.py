@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.edits import Edit, replace_range
-from echelon.lint.facts import may_have_several_ranks, spawns
+from echelon.lint.facts import may_be_on_other_nodes, may_have_several_ranks, spawns
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards, is_called
@@ -22,7 +22,7 @@ from echelon.lint.python_script import (
     unparse,
     values_of,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, Severity
 from echelon.lint.subject import Subject
 
 _REDUCES = ("all_reduce", "reduce(", "all_gather", "gather", "MetricCollection", "torchmetrics")
@@ -99,13 +99,54 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
             if _is_training_sampler(call) and not _is_unused(subject, python, one, call)
         ]
         framework = python.mentions("lightning", "Accelerator(", "accelerate", "ignite", "Fabric(")
-        if not samplers or python.mentions("set_epoch") or framework or not _has_epochs(python):
+        loop = _epoch_loop(python)
+        if not samplers or python.mentions("set_epoch") or framework or loop is None:
             continue
+        one, call = samplers[0]
+        name = _name_in_loop(python, call, loop) if one is python else ""
+        epoch = loop.target.id if isinstance(loop.target, ast.Name) else "epoch"
         yield Hit(
-            at=samplers[0][0].at(samplers[0][1]),
+            at=one.at(call),
             what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
-            fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
+            fix=f"{name}.set_epoch({epoch})  # as the first line of the epoch loop"
+            if name
+            else f"call the sampler's set_epoch({epoch}) as the first line of the epoch loop",
         )
+
+
+def _name_in_loop(python: PythonScript, sampler: ast.Call, loop: ast.For) -> str:
+    """Return an expression for a sampler that a loop can use; empty if there is none."""
+    for own in _assigned_to(python, sampler):
+        if _sees(python, own, loop):
+            return unparse(own)
+        for call in python.calls("DataLoader"):
+            given = keyword(call, "sampler", 3)
+            if given is None or unparse(given) != unparse(own):
+                continue
+            for loader in _assigned_to(python, call):
+                if _sees(python, loader, loop):
+                    return f"{unparse(loader)}.sampler"
+    return ""
+
+
+def _assigned_to(python: PythonScript, call: ast.Call) -> list[ast.expr]:
+    """Return the names and attributes to which a call is assigned, also in `a if b else c`."""
+    parent = next((a for a in ancestors(python, call) if not isinstance(a, ast.IfExp)), None)
+    targets = parent.targets if isinstance(parent, ast.Assign) else []
+    return [target for target in targets if isinstance(target, ast.Name | ast.Attribute)]
+
+
+def _sees(python: PythonScript, target: ast.expr, loop: ast.For) -> bool:
+    """Tell whether a loop can use what is assigned to a target, as far as lint can tell."""
+    around = enclosing_function(python, target)
+    if around is enclosing_function(python, loop) or around is None:
+        return True
+    owners = [
+        next((a for a in ancestors(python, node) if isinstance(a, ast.ClassDef)), None)
+        for node in (target, loop)
+    ]
+    own = unparse(target).startswith("self.")
+    return own and owners[0] is not None and owners[0] is owners[1]
 
 
 def _is_unused(subject: Subject, main: PythonScript, one: PythonScript, call: ast.Call) -> bool:
@@ -119,43 +160,57 @@ def _is_unused(subject: Subject, main: PythonScript, one: PythonScript, call: as
     return bool(launches and alone and ranks and not spawns(main))
 
 
-def _has_epochs(python: PythonScript) -> bool:
+def _epoch_loop(python: PythonScript) -> ast.For | None:
+    """Return the loop over the epochs; None if there is none, or if it has a single epoch."""
     for node in python.nodes:
         if isinstance(node, ast.For) and "epoch" in unparse(node.target).lower():
             once = isinstance(node.iter, ast.Call) and [constant(a) for a in node.iter.args] == [1]
-            return not once
-    return False
+            return None if once else node
+    return None
 
 
 def find_local_sampler(subject: Subject) -> Iterator[Hit]:
-    for at in _with_local_rank(subject, "DistributedSampler", 2):
+    for at, severity in _with_local_rank(subject, "DistributedSampler", 2):
         yield Hit(
             at=at,
             what="The sampler uses the local rank. On several nodes, all nodes read the same "
             "samples. The other samples are never read.",
             fix="DistributedSampler(dataset)  # uses the global rank by default",
+            severity=severity,
         )
 
 
 def find_local_group_rank(subject: Subject) -> Iterator[Hit]:
-    for at in _with_local_rank(subject, "init_process_group"):
+    for at, severity in _with_local_rank(subject, "init_process_group"):
         yield Hit(
             at=at,
             what="The process group uses the local rank. On several nodes, more than one process "
             "claims rank 0, and the group never forms.",
             fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
+            severity=severity,
         )
 
 
 def _with_local_rank(
     subject: Subject, function: str, position: int | None = None
-) -> Iterator[Place]:
+) -> Iterator[tuple[Place, Severity]]:
     """Yield calls that pass the local rank as `rank`, if there may be several nodes."""
     for python in _with_modules(subject) if subject.may_have_several_nodes else ():
+        severity = ADVICE if _stays_on_first_node(subject, python) else WARNING
         for call in python.calls(function):
             rank = keyword(call, "rank", position)
             if rank is not None and _is_local(python, rank):
-                yield python.at(call)
+                yield python.at(call), severity
+
+
+def _stays_on_first_node(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether the ranks of a script, or of those that import it, are on the first node."""
+    launches = [
+        one.launch
+        for one in subject.started
+        if one.python is not None and python in (one.python, *one.python.modules)
+    ]
+    return bool(launches) and not any(map(may_be_on_other_nodes, launches))
 
 
 def _is_local(python: PythonScript, rank: ast.expr) -> bool:
@@ -282,7 +337,8 @@ RULES = (
         title="sampler that uses the local rank",
         severity=WARNING,
         check=find_local_sampler,
-        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
+        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes. It is "
+        "advice if the job starts ranks on its first node only.",
         example="""\
  --- train.py
  import os
@@ -297,7 +353,8 @@ RULES = (
         title="process group that uses the local rank",
         severity=WARNING,
         check=find_local_group_rank,
-        why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
+        why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique. "
+        "It is advice if the job starts ranks on its first node only.",
         example="""\
  --- train.py
  import os

@@ -28,6 +28,8 @@ _NO_SECRET = pattern(
 _TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
+_SERVICES = (("hf_", "hf_token"), ("gh", "github_token"), ("AKIA", "aws_access_key_id"))
+"""Beginnings of tokens, and names for the files that hold them."""
 _DEFAULT = pattern(r"^(?!\s*#).*?\$\{(\w+):?[-=]([\w+/=.-]{20,200})\}")
 """A variable with a long literal as its default."""
 _DUMMY = pattern(r"(?i)dummy|test|example|local|placeholder|change|your|fake|here|token-|not-")
@@ -64,14 +66,14 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
             told.add(text)
-            yield _secret(subject, assignment, f"`{assignment.name}`")
+            yield _secret(subject, assignment, f"`{assignment.name}`", _export(assignment.name))
     yield from _secret_defaults(subject)
     for command in subject.commands:
         given = _TOKEN.search(command.text)
         if given and given[0] in told and given[0] not in subject.line_at(command):
             continue  # a variable, reported where it is set
         if given and ("login" in command.text or not re.fullmatch(r"[0-9a-f]{40}", given[0])):
-            yield _secret(subject, command, "the token")
+            yield _secret(subject, command, "the token", _read(command, given[0]))
 
 
 def _secret_defaults(subject: Subject) -> Iterator[Hit]:
@@ -83,18 +85,31 @@ def _secret_defaults(subject: Subject) -> Iterator[Hit]:
             if found is None or not _SECRET.fullmatch(found[1]) or _DUMMY.search(found[2]):
                 continue
             if sum(map(str.isdecimal, found[2])) >= _FEWEST_DIGITS:
-                yield _secret(subject, Place(path, number), f"the default of `{found[1]}`")
+                name = f"the default of `{found[1]}`"
+                yield _secret(subject, Place(path, number), name, _export(found[1]))
 
 
-def _secret(subject: Subject, at: Located, name: str) -> Hit:
+def _secret(subject: Subject, at: Located, name: str, fix: str) -> Hit:
     copied = " Slurm also stores a copy of the script." if at.path == subject.path else ""
-    variable = name.strip("`") if name.startswith("`") else "TOKEN"
     return Hit(
         at=at,
         what=f"Everyone who can read the script can read {name}.{copied}",
-        fix=f'export {variable}="$(cat ~/.secrets/{variable.lower()})"'
-        "  # a file with mode 600, or log in once by hand",
+        fix=fix,
     )
+
+
+def _export(variable: str) -> str:
+    return (
+        f'export {variable}="$(cat ~/.secrets/{variable.lower()})"'
+        "  # a file with mode 600, or log in once by hand"
+    )
+
+
+def _read(command: Command, token: str) -> str:
+    """Return what replaces the token of a command, with a file for each service."""
+    services = (name for beginning, name in _SERVICES if token.startswith(beginning))
+    name = "wandb_api_key" if "wandb" in command.text else next(services, "token")
+    return f'"$(cat ~/.secrets/{name})"  # instead of the token; a file with mode 600'
 
 
 def find_unset_variables(subject: Subject) -> Iterator[Hit]:

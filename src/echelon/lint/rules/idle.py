@@ -24,6 +24,7 @@ _GIVES_GPUS = pattern(
     r"--nv(?:ccli)?\b|(?:APPTAINER|SINGULARITY)\w*_NV(?:CCLI)?\b|(?i:rocm|lumi|/opt/cray|frontier|mi\d{3})"
 )
 """Text of scripts whose containers see GPUs; those of AMD need no option."""
+_COUNT_OF_GPUS = pattern(r"\b(gpu(?::[A-Za-z][\w.-]*)?):\d+\b")
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
     r"(?i)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
@@ -79,7 +80,7 @@ def _single_process(subject: Subject) -> Iterator[Hit]:
             at=one.launch,
             what=f"The job has {gpus} GPUs, and this command starts one process. Unless it uses "
             "several GPUs itself, the others are idle.",
-            fix="#SBATCH --gpus-per-node=1  # or start one process per GPU",
+            fix=f"{_one_gpu(subject)}  # or start one process per GPU",
             severity=ADVICE,
         )
 
@@ -114,10 +115,31 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
                 "are idle.",
-                fix=f"--nproc_per_node={gpus}"
-                if launch.launcher
-                else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
+                fix=_more_ranks(subject, launch, gpus),
             )
+
+
+def _more_ranks(subject: Subject, launch: Launch, gpus: int) -> str:
+    """Return how all GPUs are used, or how one is requested for what is meant as one process."""
+    if launch.launcher is None:
+        return f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun"
+    of_all = {
+        "accelerate": f"--num_processes={gpus * (launch.amounts.nodes or 1)}",
+        "deepspeed": f"--num_gpus={gpus}",
+    }
+    more = of_all.get(launch.launcher.kind, f"--nproc_per_node={gpus}")
+    given = launch.launcher.option("nproc-per-node", "nproc_per_node", "num-processes", "num-gpus")
+    if given is not None and given.number == 1:
+        return f"{_one_gpu(subject)}  # or {more}"
+    return more
+
+
+def _one_gpu(subject: Subject) -> str:
+    """Return the request of one GPU for each node, with the option that the job has."""
+    gres = subject.directives.last("gres")
+    if gres is None:
+        return "#SBATCH --gpus-per-node=1"
+    return "#SBATCH --gres=" + _COUNT_OF_GPUS.sub(r"\1:1", gres.value)
 
 
 def _without_gpus_inside(subject: Subject) -> Iterator[Hit]:

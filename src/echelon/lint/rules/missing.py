@@ -75,7 +75,9 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     missing = (one for one in wanted if _is_missing(one.path, repository))
     for one in islice(missing, _MOST):
         if not _may_be_made(subject, one.path):
-            yield _missing(one, repository, other_name=_other_name(subject, repository))
+            other_name = _other_name(subject, repository)
+            made_from = _notebook(subject, repository, one.path)
+            yield _missing(one, repository, other_name=other_name, made_from=made_from)
     yield from find_misplaced(subject, repository, wanted)
 
 
@@ -115,7 +117,7 @@ def _may_be_made(subject: Subject, path: str) -> bool:
     return any(line not in own and _WRITES.search(line) for line in lines)
 
 
-def _missing(one: Wanted, repository: Repository, *, other_name: str) -> Hit:
+def _missing(one: Wanted, repository: Repository, *, other_name: str, made_from: str) -> Hit:
     path = re.sub(r"^(?:\.{1,2}/)+", "", one.path)
     nearest = repository.nearest(path)
     what = (
@@ -128,15 +130,29 @@ def _missing(one: Wanted, repository: Repository, *, other_name: str) -> Hit:
         what += f" {reader} fails if {other_name} is a clone of it, or a folder in one."
     elif one.reader and "/" not in path:
         what += f" {one.reader} fails unless the job starts in another directory."
+    if made_from:
+        what += f" It may be made from {made_from}."
+    certain = one.reader and one.certain and not other_name and not made_from
     return Hit(
         at=one.at,
-        what=what + (f" The nearest is {nearest}." if nearest else ""),
-        fix=nearest or _advise(path),
-        severity=None if one.reader and one.certain and not other_name else ADVICE,
+        what=what,
+        fix=_advise(path, nearest, made_from),
+        severity=None if certain else ADVICE,
     )
 
 
-def _advise(path: str) -> str:
+def _notebook(subject: Subject, repository: Repository, path: str) -> str:
+    """Return the notebook from which a script may be made; empty if there is none."""
+    name = f"{PurePosixPath(path).stem}.ipynb"
+    named = any(name in shell.text for shell in subject.shells)
+    return name if path.endswith(".py") and (named or name in repository.names) else ""
+
+
+def _advise(path: str, nearest: str, notebook: str) -> str:
+    if nearest:
+        return f"is {nearest} meant?"
+    if notebook:
+        return f"jupyter nbconvert --to script {notebook}  # in its directory, before the job"
     if slot := _SLOT.search(path):
         return f"replace {slot[0]} with your own value"
     return "correct the name, or change to the directory of the file before"
@@ -220,8 +236,8 @@ RULES = (
         check=find_missing_paths,
         why="Python and bash exit at once if the script does not exist. Lint reports a path only "
         "if no path in the git repository of the job script ends with it, and if no command may "
-        "create it or change the directory. A configuration file, an argument, or a script that "
-        "is only in another folder is advice.",
+        "create it or change the directory. A configuration file, an argument, a script that is "
+        "only in another folder, or one with a notebook of its name is advice.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

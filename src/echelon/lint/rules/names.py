@@ -7,16 +7,17 @@ import re
 import symtable
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 
 from echelon.lint.certain import lines_always_reached
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.python_guards import handed_over
 from echelon.lint.python_script import (
+    Function,
     PythonScript,
     ancestors,
     constant,
-    keyword,
+    enclosing_function,
     unparse,
     values_of,
 )
@@ -61,8 +62,9 @@ _PRINTS_2 = pattern(
     r"|<>|\b0\d+\b|\b\d+L\b|\t"
 )
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
-_SIDES = 2
-_ARGUMENTS = frozenset({"args", "opt", "opts"})
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_MOST_KEPT = 32
+"""Scripts to keep, because several jobs often start the same one."""
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
     r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
@@ -82,22 +84,20 @@ _NEWER = (
 
 def find_undefined_names(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
-        for name, nodes in _undefined(python).items():
+        undefined = _undefined(python)
+        running = _running(python) if undefined else frozenset()
+        for name, nodes in undefined.items():
             reached = [node for node in nodes if not _is_dead(python, node)]
             always = lines_always_reached(python.text) if reached else frozenset()
             runs = _always_run(subject, python) and name not in _INJECTED
             sure = [node for node in reached if node.lineno in always and runs]
             if reached:
-                kind = (
-                    ADVICE
-                    if all(_is_ruled_out(subject, python, node) for node in reached)
-                    else WARNING
-                )
+                kind = WARNING if any(_scope(python, n) in running for n in reached) else ADVICE
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
                     what=f"`{name}` is not defined. This line raises a NameError"
                     + ("." if sure else " if the script reaches it."),
-                    fix=_guess(python, name),
+                    fix=_guess(python, (sure or reached)[0]),
                     severity=None if sure else kind,
                 )
 
@@ -124,56 +124,69 @@ def _is_dead(python: PythonScript, node: ast.AST) -> bool:
     return False
 
 
-def _is_ruled_out(subject: Subject, python: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is in a branch that a constant or an argument of the script excludes.
+@lru_cache(maxsize=_MOST_KEPT)
+def _running(python: PythonScript) -> frozenset[ast.AST]:
+    """Return the script, and the functions that it calls in no branch."""
+    found: set[ast.AST] = {python.tree}
+    used = [(_scope(python, node), function) for node, function in _uses(python)]
+    while more := {function for scope, function in used if scope in found} - found:
+        found |= more
+    return frozenset(found)
 
-    Its author may edit the constant, or give another argument, before the next run.
-    """
+
+def _scope(python: PythonScript, node: ast.AST) -> ast.AST | None:
+    """Return the function or the script that always reaches a node; None if it may not."""
+    below = node
     for parent in ancestors(python, node):
-        if isinstance(parent, ast.If | ast.IfExp) and node is not parent.test:
-            otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
-            if _compared(python, parent.test) is (node in otherwise):
-                return True
-            if node not in otherwise and _needs_other_argument(subject, python, parent.test):
-                return True
-        node = parent
-    return False
+        if not _always_enters(python, parent, below):
+            return None
+        if isinstance(parent, Function) and below in parent.body:
+            return parent if _is_before_returns(python, parent, node) else None
+        below = parent
+    return below
 
 
-def _needs_other_argument(subject: Subject, python: PythonScript, test: ast.expr) -> bool:
-    """Tell whether a condition compares an argument with a text that the job does not give."""
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
-        return False
-    sides = (test.left, *test.comparators)
-    texts = {value for side in sides if isinstance(value := constant(side), str)}
-    if len(texts) != 1 or not any(_is_argument(python, side) for side in sides):
-        return False
-    given = [word.text for launch in subject.with_python(python) for word in launch.arguments]
-    given += [str(constant(keyword(c, "default"))) for c in python.calls("add_argument")]
-    return not any(text.rpartition("=")[2] in texts for text in given)
+def _always_enters(python: PythonScript, parent: ast.AST, below: ast.AST) -> bool:
+    """Tell whether a statement or an expression always reaches a part of it."""
+    if isinstance(parent, ast.If | ast.IfExp):
+        value = "__name__" in unparse(parent.test) or _constant_test(python, parent.test)
+        otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
+        return below is parent.test or value is (below not in otherwise)
+    if isinstance(parent, ast.BoolOp):
+        return below is parent.values[0]
+    return not isinstance(parent, ast.ExceptHandler | ast.Lambda | ast.match_case)
 
 
-def _is_argument(python: PythonScript, side: ast.expr) -> bool:
-    """Tell whether an expression is an attribute of what parse_args returns, or gets one."""
-    if isinstance(side, ast.Name):
-        handed = (*values_of(python, side), *handed_over(python, side))
-        return any(isinstance(one, ast.Attribute) and _is_argument(python, one) for one in handed)
-    if not isinstance(side, ast.Attribute):
-        return False
-    made = values_of(python, side.value)
-    named = isinstance(side.value, ast.Name) and side.value.id in _ARGUMENTS
-    return named or any("parse_" in unparse(value) for value in made)
+def _is_before_returns(python: PythonScript, function: Function, node: ast.AST) -> bool:
+    first = _first_returns(python).get(function)
+    return first is None or getattr(node, "lineno", 0) <= first
 
 
-def _compared(python: PythonScript, test: ast.expr) -> bool | None:
-    """Return the value of a comparison with a value that the script sets once; None if unknown."""
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq | ast.NotEq):
-        return None
-    sides = [values_of(python, side) for side in (test.left, *test.comparators)]
-    values = [constant(side[0]) for side in sides if len(side) == 1]
-    if len(sides) != _SIDES or len(values) != _SIDES or None in values:
-        return None
-    return (values[0] == values[1]) is isinstance(test.ops[0], ast.Eq)
+@lru_cache(maxsize=_MOST_KEPT)
+def _first_returns(python: PythonScript) -> dict[Function | None, int]:
+    """Return the line where the first `return` of each function ends."""
+    found: dict[Function | None, int] = {}
+    for node in python.nodes:
+        if isinstance(node, ast.Return):
+            function, end = enclosing_function(python, node), node.end_lineno or node.lineno
+            found[function] = min(end, found.get(function, end))
+    return found
+
+
+def _uses(python: PythonScript) -> Iterator[tuple[ast.AST, Function]]:
+    """Yield where a script calls a function, or hands it to one that may call it."""
+    for name, functions in python.functions.items():
+        for function in functions:
+            owner = python.parents[function]
+            if not isinstance(owner, ast.ClassDef):
+                continue
+            for call in python.calls(owner.name if name == "__init__" else name):
+                if name == "__init__" or isinstance(call.func, ast.Attribute):
+                    yield call, function
+    for node in python.nodes:
+        for function in python.functions.get(node.id, []) if isinstance(node, ast.Name) else ():
+            if not isinstance(python.parents[function], ast.ClassDef):
+                yield node, function
 
 
 def _leaves(statement: ast.stmt) -> bool:
@@ -255,10 +268,41 @@ def _in_annotation(python: PythonScript, node: ast.AST) -> bool:
     return False
 
 
-def _guess(python: PythonScript, name: str) -> str:
-    names = {n.id for n in python.nodes if isinstance(n, ast.Name) and n.id != name}
-    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
-    return near[0] if near else f"define or import {name}"
+def _guess(python: PythonScript, node: ast.Name) -> str:
+    """Return a similar name of the same kind that the line can use, or an instruction."""
+    known = {name for name in _visible(python, node) if _kind(name) == _kind(node.id)}
+    near = difflib.get_close_matches(node.id, sorted(known), n=1, cutoff=0.8)
+    return near[0] if near else f"define or import {node.id}"
+
+
+def _kind(name: str) -> str:
+    """Return whether a name looks like that of a constant, a class or a variable."""
+    if name.isupper():
+        return "constant"
+    return "class" if name.strip("_")[:1].isupper() else "variable"
+
+
+def _visible(python: PythonScript, node: ast.AST) -> Iterator[str]:
+    """Yield the names that the script and the functions around a node bind."""
+    for scope in ancestors(python, node):
+        if isinstance(scope, Function | ast.Module):
+            yield from _bound_in(scope)
+
+
+def _bound_in(scope: Function | ast.Module) -> Iterator[str]:
+    waiting: list[ast.AST] = [*scope.body, *([scope.args] if isinstance(scope, Function) else [])]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _DEFINES):
+            yield node.name
+            continue
+        if isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        waiting += ast.iter_child_nodes(node)
 
 
 def find_syntax_error(subject: Subject) -> Iterator[Hit]:
@@ -322,7 +366,8 @@ RULES = (
         severity=ERROR,
         check=find_undefined_names,
         why="Python finds an undefined name only when it reaches the line. On a cluster, that can "
-        "be after hours in the queue. It is a warning on a line that the script may not reach.",
+        "be after hours in the queue. It is a warning in a function or a loop, and advice in a "
+        "branch, or in a function that lint does not see called.",
         example="""\
  --- train.py
  trainer = object()

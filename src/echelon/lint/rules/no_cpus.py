@@ -36,7 +36,7 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
     if not _asks_no_cpus(subject):
         return
     for one in subject.started:
-        cpus, (_, _, workers) = _cpus(subject, one), count_workers(subject, one)
+        cpus, workers = _cpus(subject, one), count_workers(subject, one).count
         processes = processes_per_task(one) or 1
         if cpus and workers >= _SEVERAL and workers * processes > cpus:
             each = counted(workers, "data loader worker")

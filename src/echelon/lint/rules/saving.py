@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from echelon.lint.facts import may_have_several_ranks
+from echelon.lint.facts import may_be_on_other_nodes, may_have_several_ranks
 from echelon.lint.patterns import pattern
-from echelon.lint.python_guards import guards, handed_over, is_called
+from echelon.lint.python_guards import are_alternatives, guards, handed_over, is_called
 from echelon.lint.python_script import (
     Function,
     PythonScript,
@@ -33,6 +33,8 @@ _NO_FILE = pattern(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\b
 """Targets of torch.save that no other process writes: a buffer or a temporary file."""
 _FROM_CPU = pattern(r"\.cpu\(\)|['\"]cpu['\"]|cpu_offload|offload_to_cpu|full_state_dict")
 _WEIGHTS = pattern(r"state|ckpt|checkpoint|resume|weight|model|last|best|pretrain", re.IGNORECASE)
+_IS_MODEL = pattern(r"(?i)state_dict|model|ckpt|checkpoint|weight|optim|param|last|best|epoch")
+"""Text of calls that save what all ranks have, rather than data of their own."""
 _DATA = pattern(
     r"\b\w*(data(set)?|samples|inputs|labels|targets|features|images|tokens)\w*\s*=[^=]"
 )
@@ -94,7 +96,8 @@ def _saves_in_modules(python: PythonScript) -> Iterator[Hit]:
                     at=module.at(call),
                     what="All ranks write this file at the same time, which can corrupt it. They "
                     f"call {function.name} in {python.path}, line {callers[0].lineno}.",
-                    fix=f"if dist.get_rank() == 0:  # around the call of {function.name}",
+                    fix=f"if dist.get_rank() == 0:  # around the call of {function.name}"
+                    + _or_own_name(module, call),
                 )
 
 
@@ -107,11 +110,20 @@ def _on_rank_zero(python: PythonScript, call: ast.Call) -> str:
         if enclosing_function(python, end) is here and end.lineno < call.lineno
     ]
     if not ended:
-        return "if dist.get_rank() == 0:  # around this call"
+        return f"if dist.get_rank() == 0:  # around this call{_or_own_name(python, call)}"
     return (
         "rank = dist.get_rank()  # before destroy_process_group, which ends the group\n"
-        "if rank == 0:  # around this call"
+        f"if rank == 0:  # around this call{_or_own_name(python, call)}"
     )
+
+
+def _or_own_name(python: PythonScript, call: ast.Call) -> str:
+    """Return a second fix for what may not be a model, so that each rank has data of its own."""
+    saved, target = keyword(call, "obj", 0), keyword(call, "f", 1)
+    made_of = f"{origin(python, saved)} {unparse(target) if target else ''}"
+    if _IS_MODEL.search(made_of):
+        return ""
+    return "\nor add the rank to the name of the file, if each rank has its own data"
 
 
 def _made_of(python: PythonScript, target: ast.expr) -> str:
@@ -126,10 +138,8 @@ def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
         return
     for python in subject.distributed:
         launches = subject.with_python(python)
-        if launches and not any(
-            one.srun is not None or one.mpi or one.elsewhere for one in launches
-        ):
-            continue  # it runs on the first node only
+        if launches and not any(map(may_be_on_other_nodes, launches)):
+            continue
         for call, target in _saves(python):
             tests = guards(python, call)
             if not tests or re.search("rank|RANK|node|NODE", origin(python, target)):
@@ -247,18 +257,26 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
             continue
         if not may_have_several_ranks(subject, python):
             continue
+        runs: dict[str, list[ast.Call]] = {}
         for call in (node for node in python.nodes if isinstance(node, ast.Call)):
-            used = _forwards(python, call, set(wrapped)) & set(wrapped)
-            used = {name for name in used if _is_after(python, call, wrapped[name])}
-            tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
-            if tests:
-                yield Hit(
-                    at=python.at(call),
-                    what=f"Only rank 0 runs `{min(used)}`, which is wrapped in DDP. It waits "
-                    "forever for the other ranks when DDP broadcasts buffers, such as those of "
-                    "BatchNorm.",
-                    fix=f"use {min(used)}.module here, or let every rank evaluate its share",
-                )
+            for name in _forwards(python, call, set(wrapped)) & set(wrapped):
+                if _is_after(python, call, wrapped[name]):
+                    runs.setdefault(name, []).append(call)
+        for name, calls in runs.items():
+            guarded = [guards(python, call) for call in calls]
+            for call, tests in zip(calls, guarded, strict=True):
+                lonely = any(map(_is_rank_zero, tests))
+                if lonely and not any(are_alternatives([tests, other]) for other in guarded):
+                    yield _lonely(python, call, name)
+
+
+def _lonely(python: PythonScript, call: ast.Call, model: str) -> Hit:
+    return Hit(
+        at=python.at(call),
+        what=f"Only rank 0 runs `{model}`, which is wrapped in DDP. It waits forever for the other "
+        "ranks when DDP broadcasts buffers, such as those of BatchNorm.",
+        fix=f"use {model}.module here, or let every rank evaluate its share",
+    )
 
 
 def _wrapped_names(python: PythonScript) -> dict[str, ast.Assign]:

@@ -158,19 +158,21 @@ def find_flags_that_are_set(subject: Subject) -> Iterator[Hit]:
     """Find `${FLAG:+--option}` of a variable that is `false`. Part of E315."""
     batch = _plain(subject)
     lines = _code(batch) if batch else []
-    off = {m[1]: n for n, line in lines if (m := _SET_OFF.match(line))}
+    off = {m[1]: (n, ":-" in line) for n, line in lines if (m := _SET_OFF.match(line))}
     changed = {a.name for a in batch.assignments if a.value.text == ""} if batch else set()
     for number, line in lines:
         found = _IF_SET.search(line)
         if found is None or batch is None or line.lstrip().startswith("#"):
             continue
         unset = re.search(rf"\bunset\s[^\n]*\b{found[1]}\b", batch.text)
-        if off.get(found[1], number) < number and found[1] not in changed and not unset:
+        at, keeps = off.get(found[1], (number, False))
+        if at < number and found[1] not in changed and not unset:
+            value = f"${{{found[1]}:-}}" if keeps else ""
             yield Hit(
                 at=Place(subject.path, number),
-                what=f"`{found[0]}` tests whether `{found[1]}` is empty. Its default (line "
-                f"{off[found[1]]}) is the text false or 0, so the option is always given.",
-                fix=f'{found[1]}=""  # in line {off[found[1]]}',
+                what=f"`{found[0]}` tests whether `{found[1]}` is empty. Its default (line {at}) "
+                "is the text false or 0, so the option is always given.",
+                fix=f'{found[1]}="{value}"  # in line {at}',
             )
 
 

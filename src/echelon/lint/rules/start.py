@@ -51,6 +51,11 @@ _NUMBERS_OF_TASKS = frozenset(
 )
 
 
+_READS = pattern(r"\b(?:environ(?:\.get\(|\[)|getenv\()\s{0,9}['\"](\w+)['\"]")
+_PASSED_BY_DEEPSPEED = ("MLFLOW", "NCCL", "PYTHON", "MV2", "UCX", "LD_LIBRARY", "PATH")
+"""Beginnings of the names of variables that deepspeed passes to other nodes."""
+
+
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     yield from _one_of_several_tasks(subject)
     yield from find_unused_tasks(subject)
@@ -84,7 +89,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             if alone
             else f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
-            fix=_started_by_srun(one),
+            fix=_started_by_srun(one) + (_not_passed(subject, one) if alone else ""),
             # A program that lint cannot read may contact the other nodes itself.
             severity=None
             if (one.launch.launcher or one.python is not None) and runs_always(one.launch)
@@ -188,6 +193,20 @@ def _started_by_srun(one: Started) -> str:
     if tasks == 1 and gpus > 1 and not spawns(one.python):
         return f"srun {name} …  # with #SBATCH --ntasks-per-node={gpus}, one task per GPU"
     return f"srun {name} …"
+
+
+def _not_passed(subject: Subject, one: Started) -> str:
+    """Return how deepspeed passes the variables of the job that a script reads."""
+    text = one.python.text if one.python is not None else ""
+    own = {assignment.name for assignment in one.launch.command.assignments}
+    known = (subject.exported | own) & set(_READS.findall(text))
+    names = sorted(name for name in known if not name.startswith(_PASSED_BY_DEEPSPEED))
+    if not names:
+        return ""
+    return (
+        f"\nwrite {' and '.join(names)} to ./.deepspeed_env as NAME=value, because deepspeed does "
+        "not pass all variables to the other nodes"
+    )
 
 
 def _ray_on_one_node(subject: Subject) -> Iterator[Hit]:

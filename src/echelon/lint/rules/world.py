@@ -33,6 +33,10 @@ _CLEANS = (
     *("TemporaryDirectory", "NamedTemporaryFile"),
 )
 """Words in scripts that remove the file, or use a new one every time."""
+_FILE_OF_RUN_IN_PYTHON = (
+    "init_method=f\"file://{os.getcwd()}/.rendezvous-{os.environ['SLURM_JOB_ID']}-"
+    "{os.environ.get('SLURM_RESTART_COUNT', 0)}\""
+)
 _FROM_SLURM = {
     "RANK": "$SLURM_PROCID",
     "LOCAL_RANK": "$SLURM_LOCALID",
@@ -186,12 +190,13 @@ def find_stale_file(subject: Subject) -> Iterator[Hit]:
                 continue
             if word.names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not requeues:
                 continue
-            yield _stale(Place(one.launch.path, word.line or one.launch.line))
+            at = Place(one.launch.path, word.line or one.launch.line)
+            yield _stale(at, "file://$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}")
     for python in subject.pythons:
         for call in python.calls("init_process_group"):
             made_of = origin(python, keyword(call, "init_method", 1))
             if "file://" in made_of and not python.mentions(*_CLEANS):
-                yield _stale(python.at(call))
+                yield _stale(python.at(call), _FILE_OF_RUN_IN_PYTHON)
 
 
 def _is_fresh(text: str, names: frozenset[str]) -> bool:
@@ -203,12 +208,12 @@ def _is_removed(subject: Subject, path: str) -> bool:
     return any(c.name == "rm" and (name in c.text or path in c.text) for c in subject.commands)
 
 
-def _stale(at: Located) -> Hit:
+def _stale(at: Located, fix: str) -> Hit:
     return Hit(
         at=at,
         what="The file remains if the job is killed, and a requeued job has the same ID. The new "
         "ranks then read stale entries.",
-        fix="file://$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
+        fix=fix,
     )
 
 
