@@ -348,17 +348,19 @@ def test_a_list_of_packages_that_does_not_exist(line, kinds):
     ("path", "kinds"),
     [
         ("$HOME/My_Tool", ["advice"]),
-        ("/data/my_tool/src", ["advice"]),
+        ("~/my_tool/src", []),
+        ("${HOME}/my.tool/src/", ["advice"]),
         ("$HOME/my-tool", []),
         ("my_tool", []),
         ("$HOME/my_tools", []),
+        ("$WORK/my_tool", []),
     ],
 )
-def test_a_directory_named_nearly_like_the_repository(path, kinds, monkeypatch):
+def test_a_directory_that_another_file_names_like_the_repository(path, kinds, monkeypatch):
     named = Repository(name="my-tool", paths=frozenset({"src/", "src/a.py"}))
     monkeypatch.setattr(TextFiles, "repository", lambda *_: named)
-    hits = found(f"cd {path} || exit\npython src/a.py\n", {})
-    assert [kind for kind, _, what in hits if "is named my-tool" in what] == kinds
+    hits = found(f"cd {path} || exit\npython src/a.py\n", {"b.sh": "cd ${HOME}/my-tool\n"})
+    assert [kind for kind, _, what in hits if "Another file" in what] == kinds
 
 
 def test_a_package_named_like_its_repository():

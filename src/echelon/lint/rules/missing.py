@@ -182,17 +182,22 @@ def _missing_folder(
 
 
 def _misspelt_clone(subject: Subject, repository: Repository) -> Iterator[Hit]:
-    """Find the first `cd` to a directory whose name is nearly that of the repository."""
+    """Find the first `cd` to a directory that another file names like the repository."""
     entered = (c for c in subject.commands if c.name == "cd" and len(c.arguments) == 1)
     for command in islice(entered, 1):
-        path = command.arguments[0].text
-        near = bool(repository.inside(path)) and repository.name not in path.split("/")
-        if near and path.startswith(("/", "~", "$")) and not subject.files.is_folder(path):
+        path = re.sub(r"[{}]", "", command.arguments[0].text)
+        inside = repository.inside(path) if path.startswith(("/", "~", "$")) else []
+        if len(inside) != 1 or f"/{repository.name}" in path:
+            continue
+        above = path.rstrip("/").removesuffix(inside[0]).rstrip("/").rpartition("/")[0]
+        right = f"{above}/{repository.name}"
+        lines = subject.files.lines_with(beside(subject.path, repository.name))
+        if any(right in re.sub(r"[{}]", "", line) for line in lines):
             yield Hit(
                 at=command,
-                what=f"The directory of this repository is named {repository.name}. `cd` fails "
-                f"unless {path} exists as well.",
-                fix="cd …  # with the name of the directory",
+                what=f"Another file of this repository names its directory {right}. `cd` fails "
+                "unless both exist.",
+                fix=f"cd {right}",
                 severity=ADVICE,
             )
 
