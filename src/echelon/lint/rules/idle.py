@@ -13,6 +13,7 @@ from echelon.lint.facts import (
     uses_several_gpus,
 )
 from echelon.lint.files import Place
+from echelon.lint.harmless import is_harmless
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -24,10 +25,11 @@ _GIVES_GPUS = pattern(
     r"--nv(?:ccli)?\b|(?:APPTAINER|SINGULARITY)\w*_NV(?:CCLI)?\b|(?i:rocm|lumi|/opt/cray|frontier|mi\d{3})"
 )
 """Text of scripts whose containers see GPUs; those of AMD need no option."""
+_OF_RANKS = {"accelerate": "--num_processes", "deepspeed": "--num_gpus"}
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
-    r"(?i)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
-    r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|&[ \t]*$|tensor_parallel|"
+    r"(?i)(?<!single.)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
+    r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|tensor_parallel|"
     r"device_map"
 )
 """Text of scripts that may use several GPUs."""
@@ -63,13 +65,14 @@ def find_unused_tasks(subject: Subject) -> Iterator[Hit]:
 def _single_process(subject: Subject) -> Iterator[Hit]:
     """Find a single process in a job with several GPUs, if nothing says that it uses them."""
     gpus, started = subject.job.gpus_per_node or 0, subject.started
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
     if not subject.is_job or gpus < 2 or subject.job.several_nodes or len(started) != 1:
         return
     one = started[0]
     if one.launch.launcher or one.launch.mpi or one.launch.elsewhere or one.launch.srun is not None:
         return
-    if any(_SEVERAL.search(line) for line in code if not line.lstrip().startswith("#")):
+    texts = [f"{a.name}={a.value.text}" for a in subject.assignments]
+    texts += [command.text for command in subject.commands if not is_harmless(command)]
+    if any(map(_SEVERAL.search, texts)) or any(c.background for c in subject.commands):
         return
     python = one.python
     if python and (may_use_all_gpus(python) or uses_several_gpus(python) or spawns(python)):
@@ -85,14 +88,18 @@ def _single_process(subject: Subject) -> Iterator[Hit]:
 
 
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
-    if sets_visible_devices(subject):
-        return
-    unused = [*unused_gpus.find_hidden_gpus(subject), *unused_gpus.find_cpu_programs(subject)]
+    unused = [
+        *unused_gpus.find_hidden_gpus(subject),
+        *unused_gpus.find_cpu_programs(subject),
+        *unused_gpus.find_installations(subject),
+    ]
     yield from unused
     if unused:
         return
     yield from _single_process(subject)
     yield from _without_gpus_inside(subject)
+    if sets_visible_devices(subject) and _may_share(subject):
+        return
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
@@ -114,10 +121,17 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
                 "are idle.",
-                fix=f"--nproc_per_node={gpus}"
+                fix=f"{_OF_RANKS.get(launch.launcher.kind, '--nproc_per_node')}={gpus}"
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
+
+
+def _may_share(subject: Subject) -> bool:
+    """Tell whether other programs may use the other GPUs, or E409 finds the same."""
+    chosen = subject.assigned("CUDA_VISIBLE_DEVICES")
+    beside = any(c.background and not is_harmless(c) for c in subject.commands)
+    return beside or not chosen or any(a.value.known for a in chosen)
 
 
 def _without_gpus_inside(subject: Subject) -> Iterator[Hit]:
