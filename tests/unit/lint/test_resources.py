@@ -449,3 +449,21 @@ def test_a_missing_argument_of_a_script_by_its_full_path():
     assert [f.what for f in findings if f.code == "E207"] == [
         "src/a.py requires `--mode`, which the command does not give."
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "told"),
+    [
+        ("--partition=gpu_shared", "module load cuDNN/8.9-CUDA-12.2", True),
+        ("-p GPU", "ml gcc cuda/12", True),
+        ("--partition=gpu; --exclusive", "module load cuda", False),
+        ("--partition=gpu; --gres=gpu:1", "module load cuda", False),
+        ("--partition=gpu", "module load cuda\nsrun --gres=gpu:1 hostname", False),
+        ("--partition=gpu", "module load gcc", False),
+        ("--partition=short,gpu", "module load cuda", False),
+        ("--partition=normal", "module load cuda", False),
+    ],
+)
+def test_a_job_without_gpus_on_a_partition_of_gpus(options, body, told):
+    head = HEAD + "".join(f"#SBATCH {option}\n" for option in options.split("; "))
+    assert found("E118", f"{body}\npython a.py\n", head) == told
