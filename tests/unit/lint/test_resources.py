@@ -467,3 +467,37 @@ def test_a_missing_argument_of_a_script_by_its_full_path():
 def test_a_job_without_gpus_on_a_partition_of_gpus(options, body, told):
     head = HEAD + "".join(f"#SBATCH {option}\n" for option in options.split("; "))
     assert found("E118", f"{body}\npython a.py\n", head) == told
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 python a.py\nCUDA_VISIBLE_DEVICES=1 python b.py", True),
+        ("srun accelerate launch --gpu_ids 0 a.py\nsrun accelerate launch --gpu_ids 1 b.py", True),
+        ("CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py", False),
+        ("CUDA_VISIBLE_DEVICES=0 python a.py\nCUDA_VISIBLE_DEVICES=0 python b.py", False),
+        ("CUDA_VISIBLE_DEVICES=0,1 python a.py\nCUDA_VISIBLE_DEVICES=2 python b.py", False),
+        ("CUDA_VISIBLE_DEVICES=$A python a.py\nCUDA_VISIBLE_DEVICES=$B python b.py", False),
+        ("CUDA_VISIBLE_DEVICES= python a.py\nCUDA_VISIBLE_DEVICES=1 python b.py", False),
+    ],
+)
+def test_programs_on_different_gpus_in_sequence(body, told):
+    files = TextFiles({})
+    findings = lint(f"{TWO}{body}\n", path="a.sh", files=files, programs=SlurmOf())
+    assert [f.line for f in findings if f.code == "E203"] == [5] * told
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("python a.py", True),
+        ("echo Job $SLURM_JOB_ID\npython a.py", True),
+        ("python a.py | tee logs/a-${SLURM_JOB_ID}.log", True),
+        ('LOG="logs/$SLURM_JOBID.txt"\npython a.py > $LOG', True),
+        ("python a.py --out=$SLURM_JOB_ID", False),
+        ("OUT=out/$SLURM_JOB_ID\npython a.py $OUT", False),
+        ("echo Task $SLURM_ARRAY_TASK_ID\npython a.py", False),
+    ],
+)
+def test_tasks_that_differ_in_their_logs_alone(body, told):
+    assert found("E202", f"{body}\n", f"{HEAD}#SBATCH --array=1-4\n") == told

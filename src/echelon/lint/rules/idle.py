@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from echelon.lint.bash import Word
+from echelon.lint.bash import Command, Word
 from echelon.lint.facts import (
     is_alone,
     may_use_all_gpus,
@@ -26,6 +27,7 @@ _GIVES_GPUS = pattern(
 )
 """Text of scripts whose containers see GPUs; those of AMD need no option."""
 _OF_RANKS = {"accelerate": "--num_processes", "deepspeed": "--num_gpus"}
+_NUMBERS = pattern(r"\d{1,2}(?:,\d{1,2}){0,15}")
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
     r"(?i)(?<!single.)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
@@ -98,6 +100,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         return
     yield from _single_process(subject)
     yield from _without_gpus_inside(subject)
+    yield from _in_sequence(subject)
     if sets_visible_devices(subject) and _may_share(subject):
         return
     for one in subject.started:
@@ -125,6 +128,33 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
+
+
+def _in_sequence(subject: Subject) -> Iterator[Hit]:
+    """Find programs that run one after the other on different GPUs, each on a part of them."""
+    chosen = [(c, _devices(c)) for c in subject.commands if c.certain and _devices(c)]
+    gpus = subject.job.gpus_per_node
+    if len(chosen) < 2 or not subject.is_job or any(c.background for c in subject.commands):
+        return
+    (first, before), (_, after) = chosen[:2]
+    if before & after or (gpus is not None and len(before) >= gpus > 0):
+        return
+    yield Hit(
+        at=first,
+        what=f"This program uses GPU {','.join(sorted(before))}. The program for GPU "
+        f"{','.join(sorted(after))} starts when it has ended, so the other GPUs are idle.",
+        fix="end both commands with `&`, then wait for each",
+        severity=ADVICE,
+    )
+
+
+def _devices(command: Command) -> frozenset[str]:
+    """Return the GPUs that a command chooses for itself; empty if it chooses none."""
+    values = [a.value.text for a in command.assignments if a.name == "CUDA_VISIBLE_DEVICES"]
+    words = [word.text for word in command.words]
+    values += [after for option, after in pairwise(words) if option in ("--gpu_ids", "--gpu-ids")]
+    value = values[0] if values else ""
+    return frozenset(value.split(",")) if _NUMBERS.fullmatch(value) else frozenset()
 
 
 def _may_share(subject: Subject) -> bool:
