@@ -44,10 +44,22 @@ class Repository:
     def is_other_name(self, name: str) -> bool:
         """Tell whether the directory of a clone of the repository may have this name."""
         longer, shorter = sorted((self.name.lower(), name.lower()), key=len, reverse=True)
+        if self._is_own(name):
+            return True
         if len(shorter) >= _SHORTEST and re.match(rf"{re.escape(shorter)}[-_.]", longer):
             return True
         modules = (f"{name}/__init__.py", f"src/{name}/__init__.py")
         return any(module in self.paths for module in modules)
+
+    def inside(self, path: str) -> list[str]:
+        """Return the rest of a path after the name of the repository, for each time it occurs."""
+        parts = path.rstrip("/").split("/")
+        return ["/".join(parts[n:]) for n, part in enumerate(parts, start=1) if self._is_own(part)]
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether a name is that of the repository, perhaps with other separators."""
+        own = _plain(name) == _plain(self.name) and f"{name}/" not in self.names
+        return own or name == self.name
 
     def lacks(self, path: str, *, folder: bool = False) -> bool:
         """Tell whether a relative path does not exist, whichever the current directory is."""
@@ -119,6 +131,10 @@ def _parts(path: str) -> list[str]:
 
 def _name(path: str) -> str:
     return path[path.rstrip("/").rfind("/") + 1 :]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]", "-", name.lower())
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -281,3 +281,89 @@ def test_a_job_that_changes_to_a_clone_of_its_repository(folder, kinds):
 )
 def test_names_of_clones(name, other, same):
     assert Repository(name=name, paths=frozenset()).is_other_name(other) == same
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("python /home/me/own/infer.py", ["warning"]),
+        ("srun $PYTHON ~/own/infer.py --a", ["warning"]),
+        ("python $HOME/own/new/infer.py", ["warning"]),
+        ("python /home/me/own/src/trian.py", ["warning"]),
+        ("python /home/me/own/src/new/infer.py", []),
+        ("python /home/me/own/own/infer.py", []),
+        ("python /home/me/other/infer.py", []),
+        ("python /home/me/own/$WHERE/infer.py", []),
+        ("python /home/me/own/x.py", []),
+    ],
+)
+def test_a_script_by_its_full_path(line, kinds):
+    assert [kind for kind, _, _ in found(f"{line}\n", SPREAD)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("cd /home/me/own; python infer.py", ["advice"]),
+        ("cd /home/me/own; python go.py", ["advice"]),
+        ("cd $HOME/own/a; python infer.py", ["advice"]),
+        ("cd $HOME/own/src/new; python infer.py", []),
+        ("cd /home/me/own/src; python new/infer.py", []),
+        ("cd /home/me/own; python train.py", []),
+        ("python infer.py\ncd /home/me/own", []),
+        ("cd /home/me/own; cd src/new; python infer.py", []),
+        ("if [ -d /home/me/own ]; then cd /home/me/own; fi; python infer.py", []),
+    ],
+)
+def test_a_job_that_changes_to_its_repository(line, kinds):
+    assert [kind for kind, _, _ in found(f"{line}\n", SPREAD)] == kinds
+
+
+PACKAGES = {"jobs/environment.yml": "", "requirements.txt": "", "src/train.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("pip install -r requirement.txt", ["warning"]),
+        ("python -m pip install -q -r src/requirements.txt", ["warning"]),
+        ("conda env create --name a --file env.yaml", ["warning"]),
+        ("cd ~/own; mamba env update -f environment.yml", ["advice"]),
+        ("pip install -r requirements.txt", []),
+        ("conda env create -f environment.yml", []),
+        ("conda create --file env.yaml", []),
+        ("[ -f env.yaml ] && conda env create -f env.yaml", []),
+        ("pip freeze > env.txt; pip install -r env.txt", []),
+        ("pip install -r env.txt || true", []),
+        ("cd $CODE; pip install -r env.txt", []),
+        ("pip install -r $CODE/env.txt", []),
+        ("pip install torch -f https://a.b/c.html", []),
+    ],
+)
+def test_a_list_of_packages_that_does_not_exist(line, kinds):
+    assert [kind for kind, _, _ in found(f"{line}\n", PACKAGES)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("$HOME/My_Tool", ["advice"]),
+        ("~/my_tool/src", []),
+        ("${HOME}/my.tool/src/", ["advice"]),
+        ("$HOME/my-tool", []),
+        ("my_tool", []),
+        ("$HOME/my_tools", []),
+        ("$WORK/my_tool", []),
+    ],
+)
+def test_a_directory_that_another_file_names_like_the_repository(path, kinds, monkeypatch):
+    named = Repository(name="my-tool", paths=frozenset({"src/", "src/a.py"}))
+    monkeypatch.setattr(TextFiles, "repository", lambda *_: named)
+    hits = found(f"cd {path} || exit\npython src/a.py\n", {"b.sh": "cd ${HOME}/my-tool\n"})
+    assert [kind for kind, _, what in hits if "Another file" in what] == kinds
+
+
+def test_a_package_named_like_its_repository():
+    package = Repository(name="my-tool", paths=frozenset({"my_tool/", "my_tool/a.py"}))
+    assert package.inside("/home/me/code/my_tool/a.py") == []
+    assert package.inside("/home/me/my-tool/my_tool/a.py") == ["my_tool/a.py"]

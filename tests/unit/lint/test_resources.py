@@ -357,3 +357,147 @@ def test_data_loaders_of_modules_that_pythonpath_adds():
     assert resources("PYTHONPATH=. python scripts/a.py", MANY, **texts) == []
     texts["lib/b"] = "import torch\n"
     assert resources("PYTHONPATH=. python scripts/a.py", MANY, **texts) == IDLE
+
+
+def idle(body, head=TWO, **beside):
+    return found("E203", f"{body}\n", head, **beside)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("conda env create -f environment.yml", True),
+        ("module load CUDA\npython -m venv v\nsource v/bin/activate\npip install torch", True),
+        ("wget https://a.b/c.tar.gz && tar xf c.tar.gz", True),
+        ("hf download org/model --local-dir models", True),
+        ("apptainer build a.sif docker://a", True),
+        ("pip install flash-attn", False),
+        ("pip install -e .", False),
+        ("pip install torch\nnvidia-smi", False),
+        ("pip install torch\nmake", False),
+        ("pip install torch\npython train.py", False),
+        ("pip install torch\nconda run -n a python train.py", False),
+        ("pip install torch\nsource run.sh", False),
+        ("echo start; sleep 100", False),
+    ],
+)
+def test_a_job_that_only_installs_or_copies(body, told):
+    assert idle(body, ONE) == told
+
+
+ALONE = "import torch\ndevice = 'cuda:0'\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("cd /data/ddp_course\npython one.py", True),
+        ("echo GPUs: $CUDA_VISIBLE_DEVICES\npython one.py", True),
+        ("python one.py --single-gpu", True),
+        ("python one.py --gpus 2", False),
+        ("GPUS=2\npython one.py", False),
+        ("server --port=1 &\npython one.py", False),
+        ("export CUDA_VISIBLE_DEVICES=1,0\npython one.py", False),
+    ],
+)
+def test_one_process_with_several_gpus(body, told):
+    assert idle(body, one=ALONE) == told
+
+
+def test_a_script_without_gpus_after_the_choice_of_devices():
+    assert idle("export CUDA_VISIBLE_DEVICES=0,1\npython one.py", one="import h5py\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        ("torchrun --nproc_per_node=1 one.py", "--nproc_per_node=2"),
+        ("accelerate launch --num_processes 1 one.py", "--num_processes=2"),
+        ("CUDA_VISIBLE_DEVICES=$(pick) torchrun --nproc_per_node=1 one.py", "--nproc_per_node=2"),
+        ("export CUDA_VISIBLE_DEVICES=0\nvllm serve a &\ntorchrun --nproc_per_node=1 one.py", ""),
+    ],
+)
+def test_fewer_ranks_than_gpus(body, fix):
+    findings = lint(f"{TWO}{body}\n", path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [f.fix for f in findings if f.code == "E203"] == [fix] * bool(fix)
+
+
+@pytest.mark.parametrize(
+    ("command", "kinds"),
+    [
+        ("accelerate launch --multi_gpu --num_processes 1 a.py", ["error"]),
+        ("N=1; accelerate launch --multi_gpu --num_processes=$N a.py", ["error"]),
+        ("accelerate launch --multi_gpu --use_deepspeed a.py", ["error"]),
+        ("if true; then accelerate launch --cpu --multi_gpu a.py; fi", ["warning"]),
+        ("accelerate launch --multi_gpu --num_processes 2 a.py", []),
+        ("accelerate launch --multi_gpu --num_processes $N a.py", []),
+        ("accelerate launch --num_processes 1 a.py --multi_gpu", []),
+        ("accelerate launch --use_fsdp --num_processes 1 a.py", []),
+    ],
+)
+def test_options_that_accelerate_refuses(command, kinds):
+    reported = codes(f"{command}\n", ONE)
+    assert [severity for code, severity in reported if code == "E207"] == kinds
+
+
+def test_a_missing_argument_of_a_script_by_its_full_path():
+    parser = "import argparse\np = argparse.ArgumentParser()\n"
+    text = f"{parser}p.add_argument('--mode', required=True)\nargs = p.parse_args()\n"
+    files = TextFiles({"src/a.py": text, "jobs/job.sh": ""}, repository=True)
+    job = f"{HEAD}python /home/me/own/src/a.py\n"
+    findings = lint(job, path="jobs/job.sh", files=files, programs=SlurmOf())
+    assert [f.what for f in findings if f.code == "E207"] == [
+        "src/a.py requires `--mode`, which the command does not give."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "told"),
+    [
+        ("--partition=gpu_shared", "module load cuDNN/8.9-CUDA-12.2", True),
+        ("-p GPU", "ml gcc cuda/12", True),
+        ("--partition=gpu; --exclusive", "module load cuda", False),
+        ("--partition=gpu; --gres=gpu:1", "module load cuda", False),
+        ("--partition=gpu", "module load cuda\nsrun --gres=gpu:1 hostname", False),
+        ("--partition=gpu", "module load gcc", False),
+        ("--partition=short,gpu", "module load cuda", False),
+        ("--partition=normal", "module load cuda", False),
+    ],
+)
+def test_a_job_without_gpus_on_a_partition_of_gpus(options, body, told):
+    head = HEAD + "".join(f"#SBATCH {option}\n" for option in options.split("; "))
+    assert found("E118", f"{body}\npython a.py\n", head) == told
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 python a.py\nCUDA_VISIBLE_DEVICES=1 python b.py", True),
+        ("srun accelerate launch --gpu_ids 0 a.py\nsrun accelerate launch --gpu_ids 1 b.py", True),
+        ("CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python b.py", False),
+        ("CUDA_VISIBLE_DEVICES=0 python a.py\nCUDA_VISIBLE_DEVICES=0 python b.py", False),
+        ("CUDA_VISIBLE_DEVICES=0,1 python a.py\nCUDA_VISIBLE_DEVICES=2 python b.py", False),
+        ("CUDA_VISIBLE_DEVICES=$A python a.py\nCUDA_VISIBLE_DEVICES=$B python b.py", False),
+        ("CUDA_VISIBLE_DEVICES= python a.py\nCUDA_VISIBLE_DEVICES=1 python b.py", False),
+    ],
+)
+def test_programs_on_different_gpus_in_sequence(body, told):
+    files = TextFiles({})
+    findings = lint(f"{TWO}{body}\n", path="a.sh", files=files, programs=SlurmOf())
+    assert [f.line for f in findings if f.code == "E203"] == [5] * told
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("python a.py", True),
+        ("echo Job $SLURM_JOB_ID\npython a.py", True),
+        ("python a.py | tee logs/a-${SLURM_JOB_ID}.log", True),
+        ('LOG="logs/$SLURM_JOBID.txt"\npython a.py > $LOG', True),
+        ("python a.py --out=$SLURM_JOB_ID", False),
+        ("OUT=out/$SLURM_JOB_ID\npython a.py $OUT", False),
+        ("echo Task $SLURM_ARRAY_TASK_ID\npython a.py", False),
+    ],
+)
+def test_tasks_that_differ_in_their_logs_alone(body, told):
+    assert found("E202", f"{body}\n", f"{HEAD}#SBATCH --array=1-4\n") == told

@@ -273,3 +273,21 @@ def test_a_task_of_an_array_that_does_other_work():
     body = '[ "$SLURM_ARRAY_TASK_ID" -eq 0 ] || exit 0\npython a.py > final.txt\n'
     assert _found("E502", body, head=head) is None
     assert _found("E502", "python a.py > final.txt\n", head=head) == "warning"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("layer_norm\npython a.py --layer_norm=$LAYER_NORM\n", True),
+        ("for n in 1 2; do\n  out_dir\n  python a.py $OUT_DIR\ndone\n", True),
+        ("batch_size\npython a.py model.batch_size=3\n", True),
+        ("layer_norm() { true; }\nlayer_norm\npython a.py --layer_norm\n", False),
+        ("source run.sh\nlayer_norm\npython a.py --layer_norm\n", False),
+        ("layer_norm\npython a.py --layer_normal\n", False),
+        ("layer_norm 1\npython a.py --layer_norm\n", False),
+        ("layers\npython a.py --layers\n", False),
+        ("A=$(layer_norm)\npython a.py --layer_norm\n", False),
+    ],
+)
+def test_the_name_of_an_option_alone_on_a_line(body, told):
+    assert (("E212", "advice") in codes(body)) == told

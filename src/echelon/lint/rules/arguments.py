@@ -38,11 +38,14 @@ _TORCHRUN = frozenset(
     }
 )
 """The options of torchrun, of all versions, with dashes."""
+_ACCELERATE = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp")
+"""Options of `accelerate launch`, which accepts one of them."""
 _ALIKE = 0.85
 
 
 def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
     yield from _of_torchrun(subject)
+    yield from _of_accelerate(subject)
     yield from _local_rank(subject)
     yield from _joined_value(subject)
     yield from find_wrong_overrides(subject)
@@ -79,6 +82,27 @@ def _of_torchrun(subject: Subject) -> Iterator[Hit]:
                 )
 
 
+def _of_accelerate(subject: Subject) -> Iterator[Hit]:
+    """Find options of `accelerate launch` that exclude each other."""
+    for one in subject.started:
+        launcher = one.launch.launcher
+        if launcher is None or launcher.kind != "accelerate":
+            continue
+        kinds = [
+            f"`--{name}`" for name in _ACCELERATE if name.replace("_", "-") in launcher.options
+        ]
+        processes = launcher.option("num-processes")
+        few = "`--multi_gpu`" in kinds and processes is not None and processes.text == "1"
+        if few or len(kinds) > 1:
+            refused = "`--multi_gpu` with one process" if few else " with ".join(kinds)
+            yield Hit(
+                at=one.launch,
+                what=f"accelerate does not accept {refused}. It exits with a ValueError.",
+                fix=f"remove {'`--multi_gpu`' if few else kinds[-1]}",
+                severity=None if runs_always(one.launch) else WARNING,
+            )
+
+
 def _is_slot(subject: Subject, launch: Launch, option: Word | None) -> bool:
     """Tell whether the value of an option is a variable that a person fills in, as in NAME=""."""
     after = next((b for a, b in pairwise(launch.arguments) if a is option), None)
@@ -109,7 +133,7 @@ def _is_only(subject: Subject, one: Started) -> bool:
     """Tell whether no other file can be meant by the name of the script."""
     name = one.launch.program.text if one.launch.program else ""
     places = {beside(base, name) for base in (one.launch.command.path, one.launch.path, "")}
-    return one.launch.module or sum(subject.files.read(place) is not None for place in places) == 1
+    return one.launch.module or sum(subject.files.read(place) is not None for place in places) <= 1
 
 
 def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
@@ -205,7 +229,7 @@ RULES = (
         "torch.distributed.launch passes the local rank as an argument, spelled `--local-rank` "
         "since PyTorch 2.0. If the script defines the older `--local_rank`, the finding is advice, "
         "unless a file of requirements asks for PyTorch 2. torchrun sets the variable `LOCAL_RANK` "
-        "instead.",
+        "instead. accelerate fails if options exclude each other.",
         example="""\
  #!/bin/bash
  #SBATCH --cpus-per-gpu=8

@@ -27,6 +27,11 @@ _REPEATS = pattern(
     r"SLURM_JOB_?ID|hostname\)|mktemp|(?-i:%a)"
 )
 """Text of scripts whose tasks differ, share work, or continue one another."""
+_NAMES_LOG = pattern(
+    r"(?:^\s{0,40}(?:echo|printf)\s[^|>$]{0,200}|\btee (?:-a )?|>|\b\w{0,40}LOG\w{0,40}=)"
+    r"[\"']?[^\s$]{0,200}\$\{?SLURM_JOB_?ID\b"
+)
+"""The number of the job in the name of a log, or in a text for people."""
 _PRINTS = frozenset({"echo", "printf"})
 _MOST = 100_000
 
@@ -131,7 +136,7 @@ def find_same_tasks(subject: Subject) -> Iterator[Hit]:
     if given is None or batch is None or given.value.endswith("%1"):
         return
     code = [line for shell in subject.shells for line in shell.text.split("\n")]
-    texts = [line for line in code if not line.lstrip().startswith("#")]
+    texts = [_NAMES_LOG.sub(" ", line) for line in code if not line.lstrip().startswith("#")]
     texts += [text for python in subject.pythons for text in (python.text, python.neighbours)]
     if len(read_indices(given.value)) < 2 or any(map(_REPEATS.search, texts)):
         return

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
-from echelon.lint.bash import Word
+from echelon.lint.bash import Command, Word
 from echelon.lint.facts import (
     is_alone,
     may_use_all_gpus,
@@ -13,6 +14,7 @@ from echelon.lint.facts import (
     uses_several_gpus,
 )
 from echelon.lint.files import Place
+from echelon.lint.harmless import is_harmless
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -25,10 +27,11 @@ _GIVES_GPUS = pattern(
 )
 """Text of scripts whose containers see GPUs; those of AMD need no option."""
 _COUNT_OF_GPUS = pattern(r"\b(gpu(?::[A-Za-z][\w.-]*)?):\d+\b")
+_NUMBERS = pattern(r"\d{1,2}(?:,\d{1,2}){0,15}")
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
-    r"(?i)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
-    r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|&[ \t]*$|tensor_parallel|"
+    r"(?i)(?<!single.)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
+    r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|tensor_parallel|"
     r"device_map"
 )
 """Text of scripts that may use several GPUs."""
@@ -64,13 +67,14 @@ def find_unused_tasks(subject: Subject) -> Iterator[Hit]:
 def _single_process(subject: Subject) -> Iterator[Hit]:
     """Find a single process in a job with several GPUs, if nothing says that it uses them."""
     gpus, started = subject.job.gpus_per_node or 0, subject.started
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
     if not subject.is_job or gpus < 2 or subject.job.several_nodes or len(started) != 1:
         return
     one = started[0]
     if one.launch.launcher or one.launch.mpi or one.launch.elsewhere or one.launch.srun is not None:
         return
-    if any(_SEVERAL.search(line) for line in code if not line.lstrip().startswith("#")):
+    texts = [f"{a.name}={a.value.text}" for a in subject.assignments]
+    texts += [command.text for command in subject.commands if not is_harmless(command)]
+    if any(map(_SEVERAL.search, texts)) or any(c.background for c in subject.commands):
         return
     python = one.python
     if python and (may_use_all_gpus(python) or uses_several_gpus(python) or spawns(python)):
@@ -86,14 +90,19 @@ def _single_process(subject: Subject) -> Iterator[Hit]:
 
 
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
-    if sets_visible_devices(subject):
-        return
-    unused = [*unused_gpus.find_hidden_gpus(subject), *unused_gpus.find_cpu_programs(subject)]
+    unused = [
+        *unused_gpus.find_hidden_gpus(subject),
+        *unused_gpus.find_cpu_programs(subject),
+        *unused_gpus.find_installations(subject),
+    ]
     yield from unused
     if unused:
         return
     yield from _single_process(subject)
     yield from _without_gpus_inside(subject)
+    yield from _in_sequence(subject)
+    if sets_visible_devices(subject) and _may_share(subject):
+        return
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
@@ -140,6 +149,40 @@ def _one_gpu(subject: Subject) -> str:
     if gres is None:
         return "#SBATCH --gpus-per-node=1"
     return "#SBATCH --gres=" + _COUNT_OF_GPUS.sub(r"\1:1", gres.value)
+
+
+def _in_sequence(subject: Subject) -> Iterator[Hit]:
+    """Find programs that run one after the other on different GPUs, each on a part of them."""
+    chosen = [(c, _devices(c)) for c in subject.commands if c.certain and _devices(c)]
+    gpus = subject.job.gpus_per_node
+    if len(chosen) < 2 or not subject.is_job or any(c.background for c in subject.commands):
+        return
+    (first, before), (_, after) = chosen[:2]
+    if before & after or (gpus is not None and len(before) >= gpus > 0):
+        return
+    yield Hit(
+        at=first,
+        what=f"This program uses GPU {','.join(sorted(before))}. The program for GPU "
+        f"{','.join(sorted(after))} starts when it has ended, so the other GPUs are idle.",
+        fix="end both commands with `&`, then wait for each",
+        severity=ADVICE,
+    )
+
+
+def _devices(command: Command) -> frozenset[str]:
+    """Return the GPUs that a command chooses for itself; empty if it chooses none."""
+    values = [a.value.text for a in command.assignments if a.name == "CUDA_VISIBLE_DEVICES"]
+    words = [word.text for word in command.words]
+    values += [after for option, after in pairwise(words) if option in ("--gpu_ids", "--gpu-ids")]
+    value = values[0] if values else ""
+    return frozenset(value.split(",")) if _NUMBERS.fullmatch(value) else frozenset()
+
+
+def _may_share(subject: Subject) -> bool:
+    """Tell whether other programs may use the other GPUs, or E409 finds the same."""
+    chosen = subject.assigned("CUDA_VISIBLE_DEVICES")
+    beside = any(c.background and not is_harmless(c) for c in subject.commands)
+    return beside or not chosen or any(a.value.known for a in chosen)
 
 
 def _without_gpus_inside(subject: Subject) -> Iterator[Hit]:

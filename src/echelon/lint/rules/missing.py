@@ -13,7 +13,7 @@ from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules.folders import find_lacking_folders
 from echelon.lint.rules.misplaced import find_misplaced
 from echelon.lint.rules.unusable import find_unusable_paths
-from echelon.lint.rules.wanted import Wanted, find_wanted
+from echelon.lint.rules.wanted import LISTS_PACKAGES, Wanted, find_wanted
 from echelon.lint.subject import Subject
 
 _FOLDER = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*/?")
@@ -38,7 +38,7 @@ _ALIKE = 0.85
 _MOST = 5
 """Maximum number of missing paths to report, because each takes a search of the repository."""
 _MAKES = pattern(
-    r"\b(?:mkdir|cp|mv|ln|tee|touch|rsync|sed|jq|envsubst|tar|unzip|cat|clone|install)\b"
+    r"\b(?:mkdir|cp|mv|ln|tee|touch|rsync|sed|jq|envsubst|tar|unzip|cat|clone)\b|^\s*install\b"
 )
 _WRITES = pattern(r"(?i)open\([^)]*['\"][wax]|dump|write|save|\bto_\w|out|copy|move|rename|link|>")
 """Lines that may create the files that they name."""
@@ -70,11 +70,12 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
         # The container mounts the directory of the job, so the arguments are the same files.
         wanted = [one for one in wanted if not one.reader and _has_folder(one.path, repository)]
         folder = None
+    yield from _misspelt_clone(subject, repository)
     if folder is not None:
         yield from _missing_folder(subject, repository, *folder)
-    missing = (one for one in wanted if _is_missing(one.path, repository))
+    missing = (one for one in wanted if not one.found and _is_missing(one.path, repository))
     for one in islice(missing, _MOST):
-        if not _may_be_made(subject, one.path):
+        if not _may_be_made(subject, one):
             other_name = _other_name(subject, repository)
             made_from = _notebook(subject, repository, one.path)
             yield _missing(one, repository, other_name=other_name, made_from=made_from)
@@ -104,10 +105,12 @@ def _has_folder(path: str, repository: Repository) -> bool:
     return bool(folder) and not repository.lacks(folder, folder=True)
 
 
-def _may_be_made(subject: Subject, path: str) -> bool:
+def _may_be_made(subject: Subject, one: Wanted) -> bool:
     """Tell whether the script, or another one in the repository, may create a file first."""
-    name = path.rpartition("/")[2]
+    name = one.path.rpartition("/")[2]
     code = "\n".join(shell.text for shell in subject.shells)
+    if one.reader in LISTS_PACKAGES:
+        code = re.sub(rf"\s-[rf]\s{{1,9}}{re.escape(one.path)}", "", code)
     if re.search(rf"(?:>\s{{0,9}}|-[efrsdoOxwL]\s{{1,9}})[^\s>]{{0,200}}{re.escape(name)}", code):
         return True
     own = set(code.split("\n"))
@@ -128,7 +131,7 @@ def _missing(one: Wanted, repository: Repository, *, other_name: str, made_from:
     if other_name:
         reader = one.reader or "The job"
         what += f" {reader} fails if {other_name} is a clone of it, or a folder in one."
-    elif one.reader and "/" not in path:
+    elif one.reader and "/" not in path and not one.rooted:
         what += f" {one.reader} fails unless the job starts in another directory."
     if made_from:
         what += f" It may be made from {made_from}."
@@ -194,6 +197,27 @@ def _missing_folder(
         )
 
 
+def _misspelt_clone(subject: Subject, repository: Repository) -> Iterator[Hit]:
+    """Find the first `cd` to a directory that another file names like the repository."""
+    entered = (c for c in subject.commands if c.name == "cd" and len(c.arguments) == 1)
+    for command in islice(entered, 1):
+        path = re.sub(r"[{}]", "", command.arguments[0].text)
+        inside = repository.inside(path) if path.startswith(("/", "~", "$")) else []
+        if len(inside) != 1 or f"/{repository.name}" in path:
+            continue
+        above = path.rstrip("/").removesuffix(inside[0]).rstrip("/").rpartition("/")[0]
+        right = f"{above}/{repository.name}"
+        lines = subject.files.lines_with(beside(subject.path, repository.name))
+        if any(right in re.sub(r"[{}]", "", line) for line in lines):
+            yield Hit(
+                at=command,
+                what=f"Another file of this repository names its directory {right}. `cd` fails "
+                "unless both exist.",
+                fix=f"cd {right}",
+                severity=ADVICE,
+            )
+
+
 def _stays_inside(subject: Subject, repository: Repository) -> bool:
     """Tell whether the job sees the files of the repository and no others."""
     if not subject.is_job or subject.directives.last("chdir") is not None:
@@ -237,7 +261,8 @@ RULES = (
         why="Python and bash exit at once if the script does not exist. Lint reports a path only "
         "if no path in the git repository of the job script ends with it, and if no command may "
         "create it or change the directory. A configuration file, an argument, a script that is "
-        "only in another folder, or one with a notebook of its name is advice.",
+        "only in another folder, or one with a notebook of its name is advice. A full path through "
+        "the directory of the repository has to be exact.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command
+from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import is_called
 from echelon.lint.python_script import PythonScript, constant, is_conditional, keyword
@@ -21,6 +22,7 @@ _OTHERS = frozenset({"exclusive", "constraint", "licenses", "gpus-per-socket", "
 _NAMES_GPUS = pattern(
     r"gpu|[avhp]\d00|l40|gh200|b200|rtx|tesla|mi\d+|cuda|dgx|accel|booster|volta|ampere|hopper|\bgh\b"
 )
+_LOADS_CUDA = pattern(r"(?i)(?:module (?:load|add)|ml) [^\n]{0,200}(?:cuda|cudnn|nccl)")
 _NAMES_CPU = pattern(r"(?:^|[^a-z])cpu(?:s|only)?(?:[^a-z]|$)")
 _MAY_DO_WITHOUT = pattern(
     r"is_available|device_count|no[-_]cuda|use[-_]cuda|use[-_]gpu|with[-_]cuda|[\"']cpu[\"']|\btry:"
@@ -34,6 +36,7 @@ def find_no_gpus(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several or subject.job.gpus_per_node != 0:
         return
     if _may_get_gpus(subject):
+        yield from _on_gpu_partition(subject)
         return
     for one in subject.started:
         here = one.launch.amounts.gpus_per_node == 0 and not one.launch.elsewhere
@@ -62,8 +65,28 @@ def _may_get_gpus(subject: Subject) -> bool:
     named = [i.value for i in items if i.option in ("partition", "qos", "reservation", "nodelist")]
     if any(_NAMES_GPUS.search(name.lower()) for name in named):
         return True
+    return _steps_ask(subject)
+
+
+def _steps_ask(subject: Subject) -> bool:
+    """Tell whether a step requests GPUs, or whole nodes."""
     names = (name for _, options, _ in subject.sruns for name in options)
     return any(name.startswith("gpu") or name in ("gres", *_OTHERS) for name in names)
+
+
+def _on_gpu_partition(subject: Subject) -> Iterator[Hit]:
+    """Find jobs that load CUDA, in a partition for GPUs, and request none."""
+    partition = subject.directives.last("partition")
+    whole = _OTHERS & {item.option for item in subject.directives.items}
+    if whole or partition is None or _steps_ask(subject):
+        return
+    loads = next((c for c in subject.commands if _LOADS_CUDA.match(c.text)), None)
+    if loads and "gpu" in partition.value.lower() and "," not in partition.value:
+        yield Hit(
+            at=Place(subject.path, partition.line),
+            what=f"The job loads CUDA in partition {partition.value} and requests no GPUs.",
+            fix="#SBATCH --gpus-per-node=…  # unless the partition allocates whole nodes",
+        )
 
 
 def _uses_gpus(one: Started) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from echelon.clusters.slurm.options import SBATCH
 from echelon.lint.bash import Command
+from echelon.lint.facts import sources_others
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules.slips import find_misspelt_module
@@ -33,6 +34,7 @@ _OFTEN_USED = (
     "accelerate",
     *("deepspeed", "mpirun", "activate", "singularity", "apptainer", "unset", "sleep"),
 )
+_NAME = pattern(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+")
 _SHORTEST = 5
 
 
@@ -64,6 +66,32 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
     yield from _names_in_backticks(subject)
     yield from find_misspelt_module(subject)
     yield from _bare_options(subject)
+    yield from _stray_names(subject)
+
+
+def _stray_names(subject: Subject) -> Iterator[Hit]:
+    """Find the name of an option or variable, alone on a line."""
+    batch = subject.batch
+    if batch is None or not subject.is_job or batch.suspect or sources_others(subject):
+        return
+    functions = {command.function for command in batch.commands}
+    for command in batch.commands:
+        name = command.text
+        if not _NAME.fullmatch(name) or name in functions or command.substituted:
+            continue
+        if command.words[0].uses or subject.line_at(command).strip() != name:
+            continue
+        known = re.search(
+            rf"--{name}\b|(?<![\w-]){name}=|\$\{{?(?:{name}|{name.upper()})\b", batch.text
+        )
+        if known:
+            yield Hit(
+                at=command,
+                what=f"`{name}` is the name of an option or a variable. Bash runs it as a "
+                f"command: '{name}: command not found'.",
+                fix=f"# {name}",
+                severity=ADVICE,
+            )
 
 
 def _bare_options(subject: Subject) -> Iterator[Hit]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from echelon.core.units import counted
 from echelon.lint.facts import is_alone, spawns
 from echelon.lint.files import Place
-from echelon.lint.harmless import runs_only_scripts
+from echelon.lint.harmless import only_brings_files, runs_only_scripts
 from echelon.lint.imported import read_imported
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
@@ -24,6 +24,11 @@ _STARTS_PROGRAMS = pattern(
 )
 """Text of scripts that may use modules or programs that lint does not see."""
 _MAY_USE_GPUS = pattern(r"(?i)cuda|gpu|nvidia|torch|\bdevice\b|rocm|pickle|joblib\.load|\bdill\b")
+_BUILDS_FOR_GPUS = pattern(
+    r"(?i)nvcc|nvidia-smi|flash|apex|arch_list|setup\.py|\s-e\s|\sgit\+|deepspeed|xformers|"
+    r"no-build-isolation|is_available|mamba[-_]ssm|causal[-_]conv|detectron|install\s+\.|no-binary"
+)
+"""Text of scripts that may compile code for the GPUs of the node, or try them."""
 _FOUND_DEVICES = pattern(r"\bcuda\b|\bgpus?\b|device_count|tf\.config|\bjax\.")
 """Text that may have looked for the GPUs already."""
 _COMMENT = pattern(r"#[^\n]*")
@@ -85,6 +90,22 @@ def find_cpu_programs(subject: Subject) -> Iterator[Hit]:
         at=Place(subject.path, given.line),
         what=f"The job requests {counted(gpus, 'GPU')}, but no module that {scripts} imports "
         "uses GPUs.",
+        fix=f"delete `{line}`, unless the partition requires a GPU",
+        severity=ADVICE,
+    )
+
+
+def find_installations(subject: Subject) -> Iterator[Hit]:
+    """Find jobs on GPUs that only install packages or download files."""
+    given = next(filter(None, map(subject.directives.last, _GPU_OPTIONS)), None)
+    if not subject.job.gpus_per_node or given is None or not only_brings_files(subject):
+        return
+    if _BUILDS_FOR_GPUS.search(subject.text):
+        return
+    line = subject.line_at(Place(subject.path, given.line)).strip()
+    yield Hit(
+        at=Place(subject.path, given.line),
+        what="The job requests GPUs, but it only installs packages or copies files.",
         fix=f"delete `{line}`, unless the partition requires a GPU",
         severity=ADVICE,
     )

@@ -1,6 +1,8 @@
 """The files that a job needs, as far as it names them: scripts, and files that these read."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 from echelon.core.frozen import frozen
 from echelon.lint.bash import Word
@@ -27,6 +29,15 @@ _RUNS_SCRIPTS = frozenset(
     {"bash", "sh", "srun", "mpirun", "mpiexec", "exec", "time", "env", "nohup", "timeout"}
 )
 _MOST_ARGUMENTS = 50
+_INSTALLS = pattern(
+    r"(?:python[\d.]* -m |uv )?(?P<pip>pip)[\d.]* install\b|"
+    r"(?:conda|mamba|micromamba) env (?:create|update)\b"
+)
+LISTS_PACKAGES = ("pip", "conda")
+"""Programs whose `-r` or `-f` comes before a file that they read."""
+_OF_REQUIREMENTS = frozenset({"-r", "--requirement", "--requirements", "-f", "--file"})
+_REQUIREMENTS = pattern(rf"{_RELATIVE}\.(?:txt|ya?ml)")
+_LONGEST_PATH = 1000
 
 
 @frozen
@@ -39,18 +50,27 @@ class Wanted:
     """The program that fails without it; empty if another script reads it."""
     certain: bool = True
     """Whether the job always reads it."""
+    found: bool = False
+    """Whether lint finds it where the job may look for it, as far as its directory is not known."""
+    rooted: bool = False
+    """Whether the path begins in the top directory of the repository."""
 
 
 def find_wanted(subject: Subject) -> list[Wanted]:
-    """Return the files that lint does not find where the job may look for them."""
+    """Return the files that the job needs, as far as it names them."""
     wanted = [
         *_programs(subject),
         *_by_srun(subject),
         *_sourced(subject),
+        *_requirements(subject),
         *_configs(subject),
         *_arguments(subject),
     ]
-    return [one for one in wanted if not _find(subject, one.path)]
+    found = (one.found or bool(_find(subject, one.path)) for one in wanted)
+    return [
+        *(replace(one, found=known) for one, known in zip(wanted, found, strict=True)),
+        *_programs_by_full_path(subject),
+    ]
 
 
 def _find(subject: Subject, path: str) -> str:
@@ -59,13 +79,13 @@ def _find(subject: Subject, path: str) -> str:
 
 def _programs(subject: Subject) -> Iterator[Wanted]:
     """Yield the Python and shell scripts that the job runs."""
-    for launch in (one.launch for one in subject.started if one.python is None):
+    for launch, own in ((one.launch, one.python is not None) for one in subject.started):
         word = launch.program
         if word is None or not word.known or launch.looked_up or launch.module or launch.elsewhere:
             continue
         if _PYTHON_SCRIPT.fullmatch(word.text):
             at = launch.place_of(word, subject.path)
-            yield Wanted(path=word.text, at=at, reader="Python")
+            yield Wanted(path=word.text, at=at, reader="Python", found=own)
     told_paths = set[str]()
     for command in subject.batch.commands if subject.batch else ():
         by_shell = command.name in ("bash", "sh")
@@ -75,6 +95,35 @@ def _programs(subject: Subject) -> Iterator[Wanted]:
             told_paths.add(path)
             always = command.certain or command.looped or bool(command.piped_into)
             yield Wanted(path=path, at=command, reader="Bash", certain=always)
+
+
+def _programs_by_full_path(subject: Subject) -> Iterator[Wanted]:
+    """Yield the Python scripts that the job names by the directory of its repository."""
+    repository = subject.files.repository(subject.path)
+    for launch in (one.launch for one in subject.started if one.python is None):
+        word = launch.program
+        if repository is None or word is None or launch.module or launch.elsewhere:
+            continue
+        full = word.text.startswith(("/", "~/", "$")) and len(word.text) <= _LONGEST_PATH
+        inside = repository.inside(word.text) if full else []
+        if len(inside) != 1 or not _PYTHON_SCRIPT.fullmatch(inside[0]):
+            continue
+        if not _find(subject, word.text):
+            at = launch.place_of(word, subject.path)
+            yield Wanted(path=inside[0], at=at, reader="Python", rooted=True)
+
+
+def _requirements(subject: Subject) -> Iterator[Wanted]:
+    """Yield the lists of packages that pip and conda install."""
+    for command in subject.batch.commands if subject.batch else ():
+        words = command.arguments[:_MOST_ARGUMENTS]
+        start = " ".join((command.name, *(word.text for word in words[:3])))
+        found = _INSTALLS.match(start) if command.certain and command.unchecked else None
+        if found is None:
+            continue
+        for option, word in pairwise(words):
+            if option.text in _OF_REQUIREMENTS and _REQUIREMENTS.fullmatch(word.text):
+                yield Wanted(path=word.text, at=command, reader=found["pip"] or "conda")
 
 
 def _by_srun(subject: Subject) -> Iterator[Wanted]:
