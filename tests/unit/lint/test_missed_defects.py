@@ -918,6 +918,7 @@ def test_a_variable_that_only_the_script_can_set(body, found):
         ("[ -f tools/other.sh ] && bash tools/other.sh\n", []),
         ("bash elsewhere/other.sh\n", []),
         ("cd /data\nbash tools/other.sh\n", []),
+        ("cd /data/me/clone\nbash tools/other.sh\n", [4]),
         ("source tools/other.sh\n", [3]),
         ("source tools/other.sh || true\n", []),
         ("if [ -f tools/other.sh ]; then\n  source tools/other.sh\nfi\n", []),

@@ -408,12 +408,18 @@ def test_a_script_without_gpus_after_the_choice_of_devices():
     assert idle("export CUDA_VISIBLE_DEVICES=0,1\npython one.py", one="import h5py\n")
 
 
+INSTEAD = "#SBATCH --gpus-per-node=1  # or "
+
+
 @pytest.mark.parametrize(
     ("body", "fix"),
     [
-        ("torchrun --nproc_per_node=1 one.py", "--nproc_per_node=2"),
-        ("accelerate launch --num_processes 1 one.py", "--num_processes=2"),
-        ("CUDA_VISIBLE_DEVICES=$(pick) torchrun --nproc_per_node=1 one.py", "--nproc_per_node=2"),
+        ("torchrun --nproc_per_node=1 one.py", f"{INSTEAD}--nproc_per_node=2"),
+        ("accelerate launch --num_processes 1 one.py", f"{INSTEAD}--num_processes=2"),
+        (
+            "CUDA_VISIBLE_DEVICES=$(a) torchrun --nproc_per_node=1 one.py",
+            f"{INSTEAD}--nproc_per_node=2",
+        ),
         ("export CUDA_VISIBLE_DEVICES=0\nvllm serve a &\ntorchrun --nproc_per_node=1 one.py", ""),
     ],
 )

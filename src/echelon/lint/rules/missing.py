@@ -43,12 +43,14 @@ _MAKES = pattern(
 _WRITES = pattern(r"(?i)open\([^)]*['\"][wax]|dump|write|save|\bto_\w|out|copy|move|rename|link|>")
 """Lines that may create the files that they name."""
 _BRINGS_FILES = pattern(
-    r"(?:wget|curl|scp|tar|unzip|gh|gdown|hf|huggingface-cli|jupyter|make|cmake|install|tee|pushd)\b"
+    r"(?:wget|curl|scp|tar|unzip|gh|gdown|hf|huggingface-cli|jupyter|make|cmake|install|pushd)\b"
+    r"|tee\s.*\.(?:py|sh|ya?ml|json|toml|cfg)\b"
     r"|git\s+(?:-C\s+\S+\s+)?(?:clone|pull|checkout|submodule|worktree|fetch|switch|archive)\b"
     r"|(?:cp|mv|ln|rsync)\b.*(?:\.py\b|\s\.\S*$|\s[^/\s]+$)"
     r"|cd\s+(?!\S*\$\{?SLURM_SUBMIT_DIR\b)[/~$`-]|cd$"
 )
 """Commands after which the directory may have other files than the repository."""
+_CLONE = pattern(r"cd\s+(?:[~$]\S*|/[^/\s]+/\S+)$")
 _UNPACKS_ELSEWHERE = pattern(
     r"^(?:tar|unzip)\b.*\s(?:-C|-d|--directory)[ =]?"
     r"(?:/|~/|\$\{?(?!SLURM_SUBMIT|PWD|HERE|ROOT|DIR\b)\w)"
@@ -64,7 +66,14 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     if not wanted and folder is None:
         return
     repository = subject.files.repository(subject.path)
-    if repository is None or not _stays_inside(subject, repository):
+    if repository is None or not _sees_files(subject):
+        return
+    left = _leaving(subject, repository)
+    if len(left) == 1 and left[0].certain and _CLONE.match(left[0].text):
+        # It may be a clone under another name, which has the same folders.
+        wanted = [one for one in wanted if one.reader and _has_folder(one.path, repository)]
+        folder = None
+    elif left:
         return
     if any(_CONTAINER.search(shell.text) for shell in subject.shells):
         # The container mounts the directory of the job, so the arguments are the same files.
@@ -218,20 +227,24 @@ def _misspelt_clone(subject: Subject, repository: Repository) -> Iterator[Hit]:
             )
 
 
-def _stays_inside(subject: Subject, repository: Repository) -> bool:
-    """Tell whether the job sees the files of the repository and no others."""
+def _sees_files(subject: Subject) -> bool:
+    """Tell whether the job sees the files of its repository."""
     if not subject.is_job or subject.directives.last("chdir") is not None:
         return False
     if _TEMPLATE.search(subject.path) or any(shell.suspect for shell in subject.shells):
         return False
-    if any(_OTHER_CONTAINER.search(shell.text) for shell in subject.shells):
-        return False
-    return not any(
-        _BRINGS_FILES.match(c.text.rpartition("/bin/")[2])
+    return not any(_OTHER_CONTAINER.search(shell.text) for shell in subject.shells)
+
+
+def _leaving(subject: Subject, repository: Repository) -> list[Command]:
+    """Return the commands after which the job may see other files than those of the repository."""
+    return [
+        c
+        for c in subject.commands
+        if _BRINGS_FILES.match(c.text.rpartition("/bin/")[2])
         and not _enters(c, repository)
         and not _UNPACKS_ELSEWHERE.search(c.text)
-        for c in subject.commands
-    )
+    ]
 
 
 def _enters(command: Command, repository: Repository) -> bool:
