@@ -63,6 +63,7 @@ def write(folder, files):
     folder.mkdir()
     folder.chmod(0o755)
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
 
 
