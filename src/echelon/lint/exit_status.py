@@ -699,9 +699,9 @@ def _left(state: _State) -> _State:
 
 
 def _merged(states: list[_State]) -> list[_State]:
-    """Leave out equal states."""
+    """Leave out equal states. The last line matters only after the failure."""
     found: list[_State] = []
-    for state in states:
+    for state in (one if one.failed else one.copy(line=0) for one in states):
         if state not in found:
             found.append(state)
     if len(found) > _MOST_STATES:

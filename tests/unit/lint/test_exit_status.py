@@ -262,3 +262,9 @@ def test_a_long_script_with_any_characters_does_not_crash_the_parser():
 )
 def test_what_may_notice_the_failure_is_believed(body):
     assert [found for found in _found(body) if found[2] == "warning"] == []
+
+
+def test_the_branches_before_the_failure_do_not_matter():
+    items = "".join(f"{n}) seed={n} ;;\n" for n in range(40))
+    [end] = endings(f'case "$1" in\n{items}esac\npython a.py\necho after\n', 43, "python") or ()
+    assert (end.succeeds, end.line) == (True, 44)
