@@ -40,8 +40,8 @@ def apply(files, finding):
         lines = fixed[named].rstrip("\n").split("\n")
         change, _, place = part.partition("  # ")
         if change.startswith("set "):
-            below = re.match(r"below line (\d+)", place)
-            lines.insert(int(below[1]) if below else 1, change)
+            above = re.match(r"above line (\d+)", place)
+            lines.insert(int(above[1]) - 1 if above else 1, change)
         elif named == own:
             lines[finding.line - 1] += change.removeprefix("…")
         else:
@@ -85,7 +85,28 @@ def run(folder, files):
         ),
         (
             "source own.sh\npython a.py\necho done\n",
-            "set -e  # below line 3, which sources a file",
+            "set -e  # above line 4: if source (line 3) fails, the job can still run",
+            1,
+        ),
+        (
+            "ssh-add key\ncd .\nif true; then\n  python a.py\nfi\necho done\n",
+            "set -e  # above line 5: if ssh-add (line 3) fails, the job can still run",
+            1,
+        ),
+        (
+            "mkdir out\nmkdir -p out\npython a.py\npython b.py\necho done\n",
+            "set -e  # above line 5: if mkdir (line 3) fails, the job can still run",
+            1,
+        ),
+        (
+            "shift\npython a.py | tee log\necho done\n",
+            "set -eo pipefail  # above line 4: if shift (line 3) fails, the job can still run",
+            1,
+        ),
+        ("mkdir -p out\npython a.py\nrm out/*\necho done\n", "… || exit 1", 1),
+        (
+            "python a.py | tee log\nrm out/*\necho done\n",
+            "set -o pipefail  # near the top of the script\n… || exit 1",
             1,
         ),
         ("source activate\npython a.py\necho done\n", AT_TOP, 1),
@@ -108,6 +129,60 @@ def test_the_fixed_job_fails(tmp_path, body, fix, ran):
     assert status != 0
     assert times == ran
     assert [f for f in hits(apply(files, hit)) if f.severity != "advice"] == []
+
+
+def test_a_setup_that_fails_today_still_does_not_end_the_fixed_job(tmp_path):
+    body = "mkdir out\nmodule load x\nset -- $1\nshift\npython a.py\necho done\n"
+    files = {"job.sh": JOB + body, "python": "true\n"}
+    [hit] = hits(files)
+    fixed = apply(files, hit)
+    assert hit.fix.startswith("set -e  # above line 7: ")
+    (tmp_path / "out").mkdir()
+    for name, text in {**fixed, "python": "#!/bin/bash\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "job.sh"], check=False, cwd=tmp_path, env=environ)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("end", ["", " ;"])
+def test_several_runs_of_the_same_program_are_independent(tmp_path, end):
+    body = "".join(f"python -u a.py {n}{end}\n" for n in range(3)) + "echo done\n"
+    files = {"job.sh": JOB + body}
+    [hit] = hits(files)
+    assert hit.fix == "… || code=1  # for each run of a.py; end the script with: exit ${code:-0}"
+    fixed = re.sub(r"(a\.py \d)", r"\1 || code=1", files["job.sh"]) + "exit ${code:-0}\n"
+    assert run(tmp_path / "after", {"job.sh": fixed}) == (1, 3)
+
+
+def test_two_runs_of_the_same_program_may_depend_on_each_other():
+    body = "python a.py train\npython a.py test\necho done\n"
+    assert [f.fix for f in hits({"job.sh": JOB + body}) if f.severity != "advice"] == [AT_TOP]
+
+
+@pytest.mark.parametrize("server", ["ray start --head --block", "vllm serve x", "sleep infinity"])
+def test_a_script_that_stays_at_a_server_is_not_completed(server):
+    for step in ("", "srun "):
+        body = f"{step}{server} &\npython a.py\nwait\necho done\n"
+        assert [f for f in hits({"job.sh": JOB + body}) if f.severity != "advice"] == []
+    killed = f"{server} &\npython a.py\nkill $!\nwait\necho done\n"
+    assert [f.severity for f in hits({"job.sh": JOB + killed})] == ["warning"]
+
+
+def test_wait_for_servers_of_which_one_may_fail():
+    body = "srun ray start --head --block &\nsrun ray start --address x --block &\nwait\n"
+    found = lint(JOB + body, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [f.severity for f in found if f.code == "E503"] == ["advice"]
+
+
+def test_a_program_in_an_inner_shell_whose_failure_the_next_one_hides():
+    inner = 'srun bash -c "\ncd .\npython a.py{}\npython {}.py\n"\n'
+    [hit] = hits({"job.sh": JOB + inner.format("", "b")})
+    assert (hit.line, hit.severity, hit.fix) == (5, "advice", "… || exit 1")
+    assert hits({"job.sh": JOB + inner.format(" || exit 1", "b")}) == []
+    assert hits({"job.sh": JOB + inner.format(" &&", "b")}) == []
+    assert hits({"job.sh": JOB + inner.format(" 1", "a")}) == []  # independent runs
 
 
 def test_a_function_that_is_called_several_times(tmp_path):
@@ -142,6 +217,20 @@ def test_a_failure_in_a_script_that_the_job_starts(tmp_path, body, work, ran):
     status, times = run(tmp_path / "after", apply(files, hit))
     assert status != 0
     assert times == ran
+
+
+def test_the_fix_of_the_job_script_has_a_place_too(tmp_path):
+    files = {
+        "job.sh": f"{JOB}shift\nbash work.sh\necho done\n",
+        "work.sh": "#!/bin/bash\nshift\npython a.py\necho done\n",
+    }
+    [hit] = [f for f in hits(files) if f.path == "work.sh"]
+    assert hit.fix == (
+        "set -e  # above line 3: if shift (line 2) fails, the job can still run\n"
+        "set -e  # above line 4 of the job script, too: if shift (line 3) fails, the job can still "
+        "run"
+    )
+    assert run(tmp_path / "after", apply(files, hit))[0] != 0
 
 
 def test_the_fix_of_the_job_names_the_script_that_hides_the_failure(tmp_path):

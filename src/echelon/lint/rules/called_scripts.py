@@ -5,7 +5,8 @@ from dataclasses import replace
 from echelon.lint.bash import Command, Shell
 from echelon.lint.exit_status import endings
 from echelon.lint.rule import ADVICE, Hit
-from echelon.lint.rules.failures import QUIET
+from echelon.lint.rules.programs import QUIET
+from echelon.lint.rules.status_fixes import errexit_fix
 from echelon.lint.subject import Subject
 
 _BOTH_SUCCEED = "This script, and the line of the job that starts it, succeed"
@@ -17,7 +18,7 @@ def of_started(subject: Subject, shell: Shell, hit: Hit) -> Hit:
     what = what.replace("The job has", "The script has")
     calls = [c for c in subject.shells[0].commands if shell in _called(subject, c)]
     lost = any(_is_lost(subject.shells[0], call) for call in calls)
-    second = f"\n{_fix_of(calls)}" if lost and hit.severity is not ADVICE else ""
+    second = f"\n{_fix_of(subject.shells[0], calls)}" if lost and hit.severity is not ADVICE else ""
     return replace(hit, what=what, fix=hit.fix + second)
 
 
@@ -27,10 +28,10 @@ def _is_lost(batch: Shell, call: Command) -> bool:
     return bool(ends) and all(end.succeeds for end in ends or ())
 
 
-def _fix_of(calls: list[Command]) -> str:
+def _fix_of(batch: Shell, calls: list[Command]) -> str:
     if len(calls) > 1 or calls[0].repeated:
         return "… || code=1  # for each call in the job script; end it with: exit ${code:-0}"
-    return "set -e  # near the top of the job script, too"
+    return errexit_fix(batch, calls[0], of="the job script")
 
 
 def with_called(subject: Subject, hit: Hit) -> Hit:
@@ -38,9 +39,11 @@ def with_called(subject: Subject, hit: Hit) -> Hit:
     for shell in _called(subject, hit.at) if isinstance(hit.at, Command) else ():
         plain = [c for c in shell.commands if not c.substituted and not c.function]
         end = plain[-1] if plain else None
-        if end and "errexit" not in shell.settings and end.certain and end.name in QUIET:
-            name = shell.path.rpartition("/")[2]
-            return replace(hit, fix=f"{hit.fix}\nset -e  # near the top of {name}, too")
+        work = [c for c in plain if c.name not in QUIET]
+        quiet = end and end.certain and end.name in QUIET
+        if work and quiet and "errexit" not in shell.settings:
+            fix = errexit_fix(shell, work[-1], of=shell.path.rpartition("/")[2])
+            return replace(hit, fix=f"{hit.fix}\n{fix}")
     return hit
 
 

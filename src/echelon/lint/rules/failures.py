@@ -8,24 +8,22 @@ from echelon.lint.exit_status import endings
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
-from echelon.lint.rules.status_fixes import IN_LOOP
+from echelon.lint.rules.programs import (
+    ENDS_OTHERS,
+    QUIET,
+    SERVER,
+    runs_script,
+    starts,
+    training_functions,
+)
+from echelon.lint.rules.status_fixes import pipefail_fix
 from echelon.lint.subject import Subject
 
-_STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
-QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
-SERVER = pattern(
-    r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
-    r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
-    r"\bnvidia-smi\b.* (-l|--loop|dmon|pmon)|-m http\.server|\bmlflow (ui|server)\b|"
-    r"\bollama serve\b|\bredis-server\b|\btail -[fF]\b"
-)
-"""Programs that run until something ends them."""
 _HELPS = pattern(
     r"(?i)monitor|server?\b|daemon|\bserve\b|watch|log|util|stat\b|tunnel|proxy|dashboard|xvfb|"
     r"redis|mongod|postgres|jupyter|code|nohup|scheduler|worker|ray\b|dask|mps-control"
 )
 """Programs that run beside the work of a job."""
-_ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _NOT_WORK = QUIET | {"cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk"}
 _PROBE = pattern(
     r"^\s*(?:until|while\s+(?:!|\[\[?\s(?=[^#\n]*(?:!=|-z|-ne))))\s*[^#\n]*?(?:/dev/tcp/|"
@@ -52,7 +50,8 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     known = [c for c in batch.commands if starts(c) or runs_script(c) or c.name in functions]
     background = [c for c in known if c.background]
     unknown = [c for c in batch.commands if c.background and not _is_helper(c)]
-    severity = None if background else ADVICE
+    servers = [c for c in background if SERVER.search(c.text)]
+    severity = None if background and not servers else ADVICE
     background = background or unknown
     waits = [c for c in batch.commands if c.name == "wait" and not c.function]
     bare = [c for c in waits if len(c.words) == 1]
@@ -94,7 +93,7 @@ def find_endless_wait(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.is_job or "trap" in batch.text:
         return
     plain = [c for c in batch.commands if not c.substituted and not c.function]
-    if any(c.name in _ENDS_OTHERS for c in batch.commands):
+    if any(c.name in ENDS_OTHERS | {"exit"} for c in batch.commands):
         return
     servers = [c for c in plain if c.background and SERVER.search(c.text)]
     if any("jupyter" in c.text for c in servers):
@@ -140,20 +139,6 @@ def _loop(lines: list[str]) -> str:
         if _DONE.search(line) and open_loops <= 0:
             return "\n".join(lines[: number + 1])
     return "break"  # lint cannot read it
-
-
-def starts(command: Command) -> bool:
-    return command.name in _STARTERS or bool(re.match(r"python|.*\.py$", command.name))
-
-
-def runs_script(command: Command) -> bool:
-    scripts = (word.text for word in command.arguments if word.text.endswith((".sh", ".bash")))
-    return command.name in ("bash", "sh") and any(scripts)
-
-
-def training_functions(batch: Shell) -> set[str]:
-    """Return the functions of a script that start a program."""
-    return {c.function for c in batch.commands if c.function and starts(c)}
 
 
 def find_missing_wait(subject: Subject) -> Iterator[Hit]:
@@ -221,20 +206,11 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
-                fix=_pipefail(batch, command)
+                fix=pipefail_fix(batch, command)
                 if command.where is Where.BATCH
                 else "set -o pipefail; …  # at the start of the inner script",
                 severity=None if known or script else ADVICE,
             )
-
-
-def _pipefail(batch: Shell, command: Command) -> str:
-    """Return the options of `set` with which the job has the status of a pipe."""
-    if "errexit" not in batch.settings and command.repeated:
-        return f"set -o pipefail  # near the top of the script\n{IN_LOOP}"
-    later = any(c.line > command.line and not c.piped for c in batch.commands)
-    errexit = "e" if later and "errexit" not in batch.settings else ""
-    return f"set -{errexit}o pipefail  # near the top of the script"
 
 
 RULES = (

@@ -9,7 +9,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, Hit
 from echelon.lint.rules.arrays import read_indices
-from echelon.lint.rules.failures import starts
+from echelon.lint.rules.programs import starts
 from echelon.lint.subject import Started, Subject
 
 _INTO = pattern(

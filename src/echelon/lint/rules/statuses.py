@@ -17,15 +17,22 @@ from echelon.lint.rules.exits import (
     find_status_of_message,
     find_status_of_test,
 )
-from echelon.lint.rules.failures import QUIET, SERVER, runs_script, starts, training_functions
 from echelon.lint.rules.last_commands import COPIES, copies_anyway, lists, lists_own, may_fail
+from echelon.lint.rules.programs import (
+    QUIET,
+    SERVER,
+    runs_script,
+    starts,
+    training_functions,
+    waits_for_server,
+)
 from echelon.lint.rules.prose import is_text
 from echelon.lint.rules.spoiled import find_incomplete, find_missing_source, find_spoiled
 from echelon.lint.rules.status_fixes import (
     ERREXIT,
-    errexit_fix,
     fix_of,
     is_tolerated,
+    script_of,
 )
 from echelon.lint.subject import Subject
 
@@ -165,6 +172,8 @@ def _cancelled(plain: list[Command]) -> Iterator[Hit]:
 
 
 def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
+    if waits_for_server(batch):
+        return
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     if batch is not subject.batch:
@@ -242,6 +251,14 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
                 what="The inner shell succeeds even if this command fails, because "
                 f"{end.name} (line {end.line}) succeeds afterwards.",
                 fix="set -e; …  # at the start of the inner script",
+            )
+        elif run[-1:] == [end] and script_of(run[0]) != script_of(end):
+            yield Hit(
+                at=run[0],
+                what="If this command fails, the inner shell continues with line "
+                f"{run[1].line}. It has the status of its last command.",
+                fix="… || exit 1",
+                severity=ADVICE,
             )
 
 
@@ -446,7 +463,7 @@ def _continued(
                 at=command,
                 what=f"If this command fails, the script continues with line {following[0].line}. "
                 "The job has the status of its last command.",
-                fix=f"{errexit_fix(batch, command)}, or join the commands with &&",
+                fix=fix_of(batch, command),
                 severity=ADVICE,
             )
             return
