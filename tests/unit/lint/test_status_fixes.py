@@ -103,6 +103,11 @@ def run(folder, files):
             "set -eo pipefail  # above line 4: if shift (line 3) fails, the job can still run",
             1,
         ),
+        (
+            "shift\npython a.py | tee log\nif [ $? -ne 0 ]; then\n  exit 1\nfi\necho done\n",
+            "set -o pipefail  # near the top of the script",
+            1,
+        ),
         ("mkdir -p out\npython a.py\nrm out/*\necho done\n", "… || exit 1", 1),
         (
             "python a.py | tee log\nrm out/*\necho done\n",
@@ -217,6 +222,19 @@ def test_a_failure_in_a_script_that_the_job_starts(tmp_path, body, work, ran):
     status, times = run(tmp_path / "after", apply(files, hit))
     assert status != 0
     assert times == ran
+
+
+@pytest.mark.parametrize("shell", ["srun bash -c", "bash -c"])
+def test_the_fix_of_a_pipe_is_in_its_own_shell(shell):
+    found = hits({"job.sh": f"{JOB}{shell} 'python a.py | tee log'\ndate\n"})
+    [hit] = [f for f in found if f.code == "E505"]
+    assert hit.fix == "set -o pipefail; …  # at the start of the inner script"
+    work = "#!/bin/bash\nshift\npython a.py | tee log\ndate\n"
+    [hit] = hits({"job.sh": f"{JOB}bash work.sh\n", "work.sh": work})
+    assert (hit.path, hit.fix) == (
+        "work.sh",
+        "set -eo pipefail  # above line 3: if shift (line 2) fails, the job can still run",
+    )
 
 
 def test_the_fix_of_the_job_script_has_a_place_too(tmp_path):

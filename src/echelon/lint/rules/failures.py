@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.bash import Command, Shell
 from echelon.lint.exit_status import endings
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
@@ -188,9 +188,9 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         return
     launched = {(one.launch.path, one.launch.line) for one in subject.started}
     launched |= {(one.launch.command.path, one.launch.command.line) for one in subject.started}
-    plain = [c for shell in subject.shells if "pipefail" not in shell.text for c in shell.commands]
+    shells = [one for one in subject.shells if "pipefail" not in one.text]
     asked = 0
-    for command in plain:
+    for shell, command in [(one, command) for one in shells for command in one.commands]:
         begins = starts(command) and not command.substituted and not command.background
         into = command.piped_into[:1]
         known = (command.path, command.line) in launched and begins
@@ -206,8 +206,8 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
-                fix=pipefail_fix(batch, command)
-                if command.where is Where.BATCH
+                fix=pipefail_fix(shell, command)
+                if shell is batch or shell.path != batch.path
                 else "set -o pipefail; …  # at the start of the inner script",
                 severity=None if known or script else ADVICE,
             )

@@ -85,7 +85,8 @@ def errexit_fix(batch: Shell, command: Command, *, of: str = "") -> str:
 
 def pipefail_fix(batch: Shell, command: Command) -> str:
     """Return the options of `set` with which the job has the status of a pipe."""
-    if "errexit" in batch.settings or not _is_followed(batch, command):
+    suffices = _shows(f"set -o pipefail\n{batch.text}", command, command.line + 1)
+    if suffices or "errexit" in batch.settings or not _is_followed(batch, command):
         return f"set -o pipefail  # {_TOP}"
     fix = _counts(batch, command) or errexit_fix(batch, command)
     if fix.startswith("set -e"):
