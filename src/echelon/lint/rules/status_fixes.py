@@ -68,11 +68,13 @@ def errexit_fix(batch: Shell, command: Command, *, of: str = "") -> str:
     """
     functions = training_functions(batch)
     programs = [c for c in batch.commands if _is_program(c, command) or c.name in functions]
-    fragile = [c for c in batch.commands if _is_fragile(c) and c not in programs]
+    known = {id(c) for c in programs}
+    fragile = [c for c in batch.commands if _is_fragile(c) and id(c) not in known]
     at_top = f"set -e  # near the top of {of}, too" if of else ERREXIT
     if not fragile:
         return at_top
-    first = min((_statement(batch, c.line) for c in programs if not c.function), default=0)
+    first = min((c.line for c in programs if not c.function), default=0)
+    first = _statement(batch, first)
     last = max(fragile, key=lambda c: c.line)
     if last.line < first:
         reason = f"if {last.name} (line {last.line}) fails, the job can still run"
