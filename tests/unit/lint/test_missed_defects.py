@@ -668,6 +668,8 @@ def test_the_names_of_a_repository(tmp_path):
     assert names == {"job.sh", "src/", "data", "empty/", "train.py"}
     (tmp_path / ".gitmodules").write_text("\n")
     assert DiskFiles().repository(job) is None  # the empty folder may be a submodule
+    (tmp_path / ".gitmodules").write_text("[submodule]\npath = src/empty\n")
+    assert DiskFiles().repository(job).names == {*names, ".gitmodules"}
 
 
 OPTIONS = """\

@@ -68,6 +68,8 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     repository = subject.files.repository(subject.path)
     if repository is None or not _sees_files(subject):
         return
+    if any(_enters_hidden(command, repository) for command in subject.commands):
+        return
     left = _leaving(subject, repository)
     if len(left) == 1 and left[0].certain and _CLONE.match(left[0].text):
         # It may be a clone under another name, which has the same folders.
@@ -256,6 +258,13 @@ def _enters(command: Command, repository: Repository) -> bool:
     inside = parts[named[-1] + 1 :] if named else []
     # A folder that the repository does not have may be another repository.
     return bool(named) and (not inside or not repository.lacks("/".join(inside), folder=True))
+
+
+def _enters_hidden(command: Command, repository: Repository) -> bool:
+    """Tell whether a command changes to a folder whose files are not known, such as a submodule."""
+    path = command.arguments[0].text if command.name == "cd" and command.arguments else ""
+    full = path.startswith(("/", "~", "$"))
+    return any(map(repository.may_hide, repository.inside(path) if full else [path]))
 
 
 def _other_name(subject: Subject, repository: Repository) -> str:

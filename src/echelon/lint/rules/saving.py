@@ -405,8 +405,8 @@ RULES = (
         title="missing `map_location`",
         severity=WARNING,
         check=find_missing_map_location,
-        why="By default, `torch.load` moves tensors to the device on which they were saved. In a branch, "
-        "such as one that resumes a run, it is advice.",
+        why="By default, `torch.load` moves tensors to the device on which they were saved. In a "
+        "branch, such as one that resumes a run, it is advice.",
         example="""\
  --- train.py
  import os
