@@ -390,3 +390,19 @@ def test_a_script_that_may_be_in_a_submodule(before, kinds, monkeypatch):
     own = Repository(name="own", paths=paths, unlisted=frozenset({"/tool"}))
     monkeypatch.setattr(TextFiles, "repository", lambda *_: own)
     assert [kind for kind, _, _ in found(f"{before}python src/infer.py\n", {})] == kinds
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ("--name a", "is tools/score.py meant?"),
+        ("--folder a", "is tools/score.py meant? It does not accept these arguments."),
+    ],
+)
+def test_the_script_that_is_meant_may_have_other_arguments(options, fix):
+    script = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--name')\n"
+    texts = {"tools/score.py": f"{script}p.parse_args()\n", "eval/plot.py": ""}
+    files = TextFiles({"jobs/job.sh": "", **texts}, repository=True)
+    text = f"{JOB}python eval/score.py {options}\n"
+    findings = lint(text, path="jobs/job.sh", files=files, programs=SlurmOf())
+    assert [finding.fix for finding in findings if finding.code == "E215"] == [fix]

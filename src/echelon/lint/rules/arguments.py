@@ -41,6 +41,8 @@ _TORCHRUN = frozenset(
 _ACCELERATE = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp")
 """Options of `accelerate launch`, which accepts one of them."""
 _ALIKE = 0.85
+_NO_VALUES = frozenset({"none", "null", "no", "off", "false", "default"})
+"""Values that usually mean that an option has no effect."""
 
 
 def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
@@ -136,6 +138,12 @@ def _is_only(subject: Subject, one: Started) -> bool:
     return one.launch.module or sum(subject.files.read(place) is not None for place in places) <= 1
 
 
+def refuses(python: PythonScript, launch: Launch) -> bool:
+    """Tell whether a script does not accept the arguments of a launch."""
+    parser = read_parser(python)
+    return parser is not None and any(_refused(launch, parser))
+
+
 def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
     """Yield the words that the parser refuses, why, and what to do."""
     given, unknown, words = set[str](), list[Word](), list(launch.arguments)
@@ -180,8 +188,17 @@ def _bad_value(
             return
         value = after.text if after.known else ""
     if value and word.known and not _PLACEHOLDER.search(value) and not option.accepts(value):
-        fix = f"one of {', '.join(option.choices)}" if option.choices else "a number"
-        yield word, f"does not accept '{value}' for `{name}`.", f"{name} with {fix}"
+        yield word, f"does not accept '{value}' for `{name}`.", _better_value(option, value)
+
+
+def _better_value(option: Option, value: str) -> str:
+    """Return how to correct a value that the parser refuses."""
+    name = option.names[-1]
+    if not option.choices:
+        return f"{name} with a number"
+    if value.lower() in _NO_VALUES and not option.required:
+        return f"remove {name}"
+    return f"is one of {', '.join(option.choices)} meant?"
 
 
 def _local_rank(subject: Subject) -> Iterator[Hit]:

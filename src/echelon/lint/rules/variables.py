@@ -223,7 +223,7 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     at=Place(path, use.line),
                     what=f"Nothing in the script sets `{name}`. It sets `{twin}`.",
-                    fix=f"${twin}",
+                    fix=_use(subject, twin),
                     severity=ADVICE if _is_only_printed(subject, name) else None,
                 )
             module = loads and _OF_MODULE.search(name)
@@ -244,7 +244,7 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                     at=Place(path, use.line),
                     what=f"Nothing in the script sets `{name}`, and nothing reads `{near}`, which "
                     "has a similar name.",
-                    fix=f"${near}",
+                    fix=_use(subject, near),
                 )
             elif path == subject.path and _is_own(subject, name):
                 told.add(name)
@@ -255,6 +255,13 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                     fix=f"{name}=…",
                     severity=ADVICE,
                 )
+
+
+def _use(subject: Subject, name: str) -> str:
+    """Return how to use a variable, which may still need a value."""
+    empty = [a.line for a in subject.assigned(name) if a.value.text == ""]
+    all_empty = len(empty) == len(subject.assigned(name))
+    return f"${name}  # and give it a value in line {empty[0]}" if all_empty else f"${name}"
 
 
 def _is_long(name: str) -> bool:
