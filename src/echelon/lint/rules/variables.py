@@ -15,6 +15,7 @@ from echelon.lint.rules.slips import (
     find_long_names,
     find_names_in_lists,
     find_old_values,
+    find_patterns_of_slurm,
     find_ranges,
 )
 from echelon.lint.subject import Subject
@@ -77,6 +78,7 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
     yield from _without_dollar(subject)
     yield from find_ranges(subject)
     yield from find_names_in_lists(subject)
+    yield from find_patterns_of_slurm(subject)
 
 
 def _escaped_values(subject: Subject) -> Iterator[Hit]:
@@ -469,7 +471,8 @@ RULES = (
         severity=ERROR,
         check=find_unexpanded,
         why="In single quotes, a backslash before `$` stays in the text. The shell that srun "
-        "starts then takes `\\$NAME` as the text $NAME.",
+        "starts then takes `\\$NAME` as the text $NAME. Slurm replaces `%j` and `%u` in "
+        "the names of its output files only.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
