@@ -162,7 +162,8 @@ def _served(subject: Subject) -> Iterator[Hit]:
     told = set[str]()
     # A person chooses the port of a server that is the only program.
     works = any(not one.launch.command.background for one in subject.started)
-    for command in subject.commands if works and _shares(subject) else ():
+    few = 0 < (subject.job.gpus_per_node or 0) < _MANY_GPUS
+    for command in subject.commands if works and few else ():
         known = next((port for name, port in _SERVERS.items() if name in command.text), None)
         if not command.background or (known is None and not _NAMED_SERVER.search(command.text)):
             continue
