@@ -31,9 +31,9 @@ _HARMLESS = _GROUPS | {
     "format_help",
 }
 _UNREADABLE = pattern(
-    r"parse_known|add_subparsers|fromfile_prefix|prefix_chars|parents\s*=|REMAINDER|PARSER|"
-    r"allow_abbrev|sys\.argv(?!\[1:\]\)|\[0\])|set_defaults|parse_intermixed|hydra\.main|absl|"
-    r"\bfire\b|\bclick\b|tyro|conflict_handler|_actions|argcomplete|jsonargparse|configargparse"
+    r"parse_known|add_subparsers|fromfile_prefix|prefix_chars|parents\s*=(?!\s*True)|REMAINDER|"
+    r"PARSER|allow_abbrev|sys\.argv(?!\[1:\]\)|\[0\])|set_defaults|parse_intermixed|hydra\.main|"
+    r"absl|\bfire\b|\bclick\b|tyro|conflict_handler|_actions|argcomplete|jsonargparse|configargparse"
 )
 """Text of scripts whose arguments do not depend on one plain parser alone."""
 _VALUELESS = frozenset(

@@ -70,7 +70,8 @@ class Files(Protocol):
     def repository(self, path: str) -> Repository | None:
         """Return the git repository that contains a file.
 
-        None if there is no repository, if it is too large, or if a submodule is not checked out.
+        None if there is no repository, if it is too large, or if an empty folder of it may be a
+        submodule.
         """
 
     def lines_with(self, path: str) -> tuple[str, ...]:
@@ -210,14 +211,16 @@ def _lines_below(root: Path, own: Path) -> Iterator[str]:
 
 
 def _list_repository(root: Path) -> Repository | None:
-    found, unlisted, read = set[str](), set(SKIPPED), 0
+    found, read = set[str](), 0
     modules = root / ".gitmodules"
-    unlisted.update(read_submodules(_read_bytes(modules).decode(errors="replace")))
+    submodules = set(read_submodules(_read_bytes(modules).decode(errors="replace")))
+    unlisted = {*SKIPPED, *submodules}
     for place, folders, names in os.walk(root):
         read += len(folders) + len(names)
-        if read > _MOST_NAMES or (modules.exists() and not folders and not names):
-            return None
         here = "" if place == str(root) else f"{os.path.relpath(place, root)}/"
+        known = folders or names or f"/{here.rstrip('/')}" in submodules
+        if read > _MOST_NAMES or (modules.exists() and not known):
+            return None
         links = [name for name in folders if (Path(place) / name).is_symlink()]
         folders[:] = [name for name in folders if name not in SKIPPED and name not in links]
         found.update(f"{here}{name}" for name in (*names, *links))

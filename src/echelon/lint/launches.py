@@ -382,7 +382,8 @@ def _read_options(words: tuple[Word, ...]) -> tuple[dict[str, Word], list[Word],
 def _is_hidden(words: list[Word]) -> bool:
     """Tell whether the next word is an unknown variable that may contain options."""
     word = words[0]
-    return word.text.startswith("$") and not word.known and len(words) > 1
+    script = word.text.endswith(".py")
+    return word.text.startswith("$") and not word.known and not script and len(words) > 1
 
 
 _LONG_NAMES = (

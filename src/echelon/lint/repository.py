@@ -64,7 +64,7 @@ class Repository:
     def lacks(self, path: str, *, folder: bool = False) -> bool:
         """Tell whether a relative path does not exist, whichever the current directory is."""
         parts, names = _parts(path), self.names
-        if not parts or self._may_hide(parts):
+        if not parts or self.may_hide(path):
             return False
         slash = "/" if folder else ""
         end = "/".join(parts) + slash
@@ -84,16 +84,20 @@ class Repository:
         """
         parts = _parts(path)
         end = "/".join(parts)
-        if not parts or self._may_hide(parts):
+        if not parts or self.may_hide(path):
             return []
         found = (one for one in self.paths if one == end or one.endswith(f"/{end}"))
         return sorted(one.removesuffix(end).rstrip("/") for one in found)
 
-    def _may_hide(self, parts: list[str]) -> bool:
-        """Tell whether git ignores a path, or a link to a folder is on its way."""
-        names = self.names
-        links = any(part in names for part in parts[:-1])
-        return links or any(self._hides(pattern, parts, names) for pattern in self.unlisted)
+    def may_hide(self, path: str) -> bool:
+        """Tell whether a path may exist unlisted.
+
+        Git ignores it, it is in a submodule, or a link to a folder is on its way.
+        """
+        parts, names = _parts(path), self.names
+        if any(part in names for part in parts[:-1]):
+            return True
+        return any(self._hides(pattern, parts, names) for pattern in self.unlisted if parts)
 
     def _hides(self, pattern: str, parts: list[str], names: frozenset[str]) -> bool:
         """Tell whether a pattern matches a path, or a folder of it."""

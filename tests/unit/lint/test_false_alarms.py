@@ -551,6 +551,21 @@ def test_ranks_that_see_one_gpu(gpus, found):
     assert severities(f"{text}srun python a.py\n", "E614", a=python) == found
 
 
+@pytest.mark.parametrize(
+    ("begin", "found"),
+    [("", "warning"), ("if len(sys.argv) > 1: ", "advice"), ("for _ in range(2): ", "warning")],
+)
+def test_a_checkpoint_that_some_runs_load(begin, found):
+    python = (
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+        "model = torch.nn.Linear(1, 1).cuda()\n"
+        f"{begin}model.load_state_dict(torch.load('model.pt'))\n"
+    )
+    text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=2\n"
+    launched = f"{text}torchrun --standalone --nproc_per_node=2 a.py\n"
+    assert severities(launched, "E614", a=python) == [found]
+
+
 @pytest.mark.parametrize(("ranks", "found"), [(1, []), (2, ["warning"])])
 def test_nodes_with_one_rank(ranks, found):
     python = (

@@ -323,3 +323,44 @@ def test_each_secret_has_a_file_of_its_own(command, name):
 def test_a_default_that_is_secret_keeps_the_name_of_its_variable():
     [fix] = fixes("E406", f"{JOB}run ${{A_API_KEY:-{'0a1b' * 8}}}\n")
     assert fix.startswith('export A_API_KEY="$(cat ~/.secrets/a_api_key)"')
+
+
+@pytest.mark.parametrize(
+    ("loaded", "fix"),
+    [
+        ("pytorch/2.4", "--standalone"),
+        ("python/3.10", "--standalone"),
+        ("pytorch/1.13.1", "--rdzv_backend=c10d --rdzv_endpoint=localhost:0"),
+        ("conda-python/3.7", "--rdzv_backend=c10d --rdzv_endpoint=localhost:0"),
+    ],
+)
+def test_a_free_port_of_an_old_pytorch(loaded, fix):
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=2\n"
+    assert fixes("E302", f"{head}module load {loaded}\ntorchrun --nproc_per_node=2 a.py\n") == [fix]
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"), [("", "$DATA_dir  # and give it a value in line 3"), ("/data", "$DATA_dir")]
+)
+def test_a_similar_variable_without_a_value(value, fix):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\nDATA_dir={value}\n"
+    assert fixes("E314", f"{head}python a.py $DATA_DIR\n") == [fix]
+
+
+@pytest.mark.parametrize(
+    ("more", "value", "fix"),
+    [
+        ("", "none", "remove --mode"),
+        ("", "fats", "is one of fast, slow meant?"),
+        (", required=True", "none", "is one of fast, slow meant?"),
+    ],
+)
+def test_a_choice_that_the_parser_does_not_accept(more, value, fix):
+    python = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument('--mode', choices=['fast', 'slow']{more})\nparser.parse_args()\n"
+    )
+    files = TextFiles({"a.py": python})
+    text = f"#!/bin/bash\n#SBATCH --nodes=1\npython a.py --mode {value}\n"
+    findings = lint(text, path="job.sh", files=files, programs=SlurmOf())
+    assert [finding.fix for finding in findings if finding.code == "E207"] == [fix]

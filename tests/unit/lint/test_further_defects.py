@@ -320,7 +320,7 @@ def test_a_server_with_the_same_port_in_each_job(body, port):
     assert [what.split()[4] for what in said] == ([port] if port else [])
 
 
-@pytest.mark.parametrize("more", ["exclusive", "gres=gpu:8", "nodes=2"])
+@pytest.mark.parametrize("more", ["exclusive", "gres=gpu:8"])
 def test_a_server_in_a_job_of_whole_nodes(more):
     options = f"{PART}#SBATCH --{more}\n"
     assert whats("vllm serve model --port 8123 &\npython a.py\n", "E301", options) == []

@@ -65,6 +65,14 @@ def test_a_launcher_s_options_are_read(launcher):
     assert [word.text for word in launch.arguments] == ["--nproc_per_node=9"]
 
 
+@pytest.mark.parametrize("options", ["", "$OPTIONS "])
+def test_a_script_below_an_unknown_directory(options):
+    (launch,) = started(f"torchrun {options}$CODE/train.py --size $SIZE 1")
+    assert launch.program.text == "${CODE}/train.py"
+    assert len(launch.arguments) == 3
+    assert launch.launcher.complete is not bool(options)
+
+
 def test_a_task_has_its_own_place_and_the_batch_script_is_the_first():
     (late,) = started("srun bash -c 'torchrun --node_rank=$SLURM_NODEID a.py'")
     (early,) = started("srun torchrun --node_rank=$SLURM_NODEID a.py")

@@ -482,10 +482,18 @@ def test_arguments_that_the_parser_does_not_accept(arguments, found):
     assert bool(said) == bool(found)
 
 
+def test_a_script_that_creates_a_folder_has_no_other_parser():
+    text = f"from pathlib import Path\nPath('a').mkdir(parents=True)\n{PARSER}"
+    files = TextFiles({"a.py": text})
+    seen = lint(f"{JOB}python a.py --lr 1\n", path="job.sh", files=files, programs=SlurmOf())
+    assert "E207" in {f.code for f in seen}
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         ('    parser.add_argument("--fast", action="store_true")', "    more(parser)"),
+        ("ArgumentParser(", "ArgumentParser(parents=[other], "),
         ("read().parse_args()", "read().parse_known_args()"),
         ('"--resume"', '*names, "--resume"'),
         ("    return parser", "    if 1:\n        parser.add_argument('--lr')\n    return parser"),
@@ -668,6 +676,8 @@ def test_the_names_of_a_repository(tmp_path):
     assert names == {"job.sh", "src/", "data", "empty/", "train.py"}
     (tmp_path / ".gitmodules").write_text("\n")
     assert DiskFiles().repository(job) is None  # the empty folder may be a submodule
+    (tmp_path / ".gitmodules").write_text("[submodule]\npath = src/empty\n")
+    assert DiskFiles().repository(job).names == {*names, ".gitmodules"}
 
 
 OPTIONS = """\

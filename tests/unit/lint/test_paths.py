@@ -33,6 +33,18 @@ def test_srun_does_not_start_a_file_that_is_not_executable(line):
     assert what.endswith("plain.sh is not executable, so srun cannot start it.")
 
 
+@pytest.mark.parametrize("start", ["", "srun ", "srun -n 2 "])
+def test_a_file_of_the_repository_that_is_not_executable(start):
+    [(severity, number, what)] = found(f"{start}$WORK/own/tools/plain.sh\n", PLAIN)
+    assert (severity, number) == ("advice", 3)
+    assert "/own/tools/plain.sh is not executable" in what
+
+
+@pytest.mark.parametrize("path", ["$WORK/other/tools/plain.sh", "$SCRIPTS/plain.sh", "$START"])
+def test_a_file_that_may_be_in_another_repository(path):
+    assert found(f"srun {path}\n", PLAIN) == []
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -367,3 +379,30 @@ def test_a_package_named_like_its_repository():
     package = Repository(name="my-tool", paths=frozenset({"my_tool/", "my_tool/a.py"}))
     assert package.inside("/home/me/code/my_tool/a.py") == []
     assert package.inside("/home/me/my-tool/my_tool/a.py") == ["my_tool/a.py"]
+
+
+@pytest.mark.parametrize(
+    ("before", "kinds"),
+    [("", ["warning"]), ("cd src\n", ["warning"]), ("cd tool\n", []), ("cd ~/own/tool\n", [])],
+)
+def test_a_script_that_may_be_in_a_submodule(before, kinds, monkeypatch):
+    paths = frozenset({"src/", "src/train.py", "tool/"})
+    own = Repository(name="own", paths=paths, unlisted=frozenset({"/tool"}))
+    monkeypatch.setattr(TextFiles, "repository", lambda *_: own)
+    assert [kind for kind, _, _ in found(f"{before}python src/infer.py\n", {})] == kinds
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ("--name a", "is tools/score.py meant?"),
+        ("--folder a", "is tools/score.py meant? It does not accept these arguments."),
+    ],
+)
+def test_the_script_that_is_meant_may_have_other_arguments(options, fix):
+    script = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--name')\n"
+    texts = {"tools/score.py": f"{script}p.parse_args()\n", "eval/plot.py": ""}
+    files = TextFiles({"jobs/job.sh": "", **texts}, repository=True)
+    text = f"{JOB}python eval/score.py {options}\n"
+    findings = lint(text, path="jobs/job.sh", files=files, programs=SlurmOf())
+    assert [finding.fix for finding in findings if finding.code == "E215"] == [fix]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from unit.lint.fakes import JOB, codes
+from echelon.lint.linting import lint
+from unit.lint.fakes import JOB, TextFiles, codes
 
 
 def _found(code, body, head=JOB, **beside):
@@ -291,3 +292,72 @@ def test_a_task_of_an_array_that_does_other_work():
 )
 def test_the_name_of_an_option_alone_on_a_line(body, told):
     assert (("E212", "advice") in codes(body)) == told
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("source /home/%u/.bashrc", "source /home/$USER/.bashrc"),
+        ("mkdir -p runs/%x-%j", "mkdir -p runs/${SLURM_JOB_NAME}-${SLURM_JOB_ID}"),
+        ("OUT=runs/%A_%a; mkdir $OUT", "runs/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"),
+        ("srun --output=logs/%j.txt hostname", None),
+        ("mkdir -p logs/$(date +%Y/%j)", None),
+        ("cp https://a.b/%a .", None),
+        ("touch %20name 100%", None),
+        ("printf '%u %j' 1 2", None),
+        ("python a.py --format /%a", None),
+    ],
+)
+def test_patterns_that_only_slurm_replaces(line, found):
+    text = f"{JOB}{line}\npython a.py\n"
+    fixes = [f.fix for f in lint(text, path="job.sh", files=TextFiles({})) if f.code == "E313"]
+    assert [fix.replace("${USER}", "$USER") for fix in fixes] == (
+        [found.rpartition(" ")[2]] if found else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "found"),
+    [
+        ("%x.out", "", "advice"),
+        ("%x-%j.out", "", None),
+        ("%x.out", "#SBATCH --dependency=singleton\n", None),
+        ("%x.out", "sbatch --dependency=afterany:$SLURM_JOB_ID job.sh\n", None),
+        ("%x-%a.out", "#SBATCH --array=1-3\n", "advice"),
+        ("%A.out", "#SBATCH --array=1-3\n", None),
+    ],
+)
+def test_an_output_that_several_jobs_append_to(name, more, found):
+    head = f"#!/bin/bash\n#SBATCH --open-mode=append\n#SBATCH --output={name}\n"
+    assert _found("E502", f"{more}python a.py\n", head=head) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pip install -e", "warning"),
+        ("python3 -m pip install --user -e > log.txt", "warning"),
+        ("uv pip install -r", "warning"),
+        ("cd lib && pip3 install --editable ", "warning"),
+        ("pip install -e .", None),
+        ("pip install -e $LIB", None),
+        ("pip install -r requirements.txt", None),
+        ("pip install torch", None),
+        ("echo pip install -e", None),
+        ('NAME=$(basename "$FILE".json)', "advice"),
+        ('NAME=`basename "${FILE}".tar.gz`', "advice"),
+        ('NAME=$(basename "$FILE" .json)', None),
+        ('NAME=$(basename "$FILE.json")', None),
+        ('NAME=$(basename "$FILE").json', None),
+        ('NAME=$(basename "$FOLDER"/a.json)', None),
+    ],
+)
+def test_arguments_of_other_programs(line, found):
+    assert _found("E207", f"{line}\npython a.py\n") == found
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(1, "advice"), (8, None)])
+def test_the_port_of_ray_on_several_nodes(gpus, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node={gpus}\n"
+    body = "srun --nodes=1 ray start --head --port=6379 --block &\nsleep 9\npython a.py\n"
+    assert _found("E301", body, head=head) == found

@@ -41,6 +41,17 @@ _TORCHRUN = frozenset(
 _ACCELERATE = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp")
 """Options of `accelerate launch`, which accepts one of them."""
 _ALIKE = 0.85
+_SUFFIX = pattern(r"\bbasename\s+(?:--\s+)?(\"\$\{?\w+\}?\")(\.[\w.]+)\s*[)`]")
+_PIP = pattern(r"(?:\S*python[\d.]* -m |uv )?(?:\S*/)?pip[\d.]* install ")
+_TAKES_PATH = {
+    "-e": ".",
+    "--editable": ".",
+    "-r": "requirements.txt",
+    "--requirement": "requirements.txt",
+}
+"""Options of `pip install` with a value that they often have."""
+_NO_VALUES = frozenset({"none", "null", "no", "off", "false", "default"})
+"""Values that usually mean that an option has no effect."""
 
 
 def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
@@ -48,6 +59,8 @@ def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
     yield from _of_accelerate(subject)
     yield from _local_rank(subject)
     yield from _joined_value(subject)
+    yield from _joined_suffix(subject)
+    yield from _pip_without_path(subject)
     yield from find_wrong_overrides(subject)
     for one in subject.started:
         python = one.python
@@ -129,11 +142,46 @@ def _joined_value(subject: Subject) -> Iterator[Hit]:
                 )
 
 
+def _joined_suffix(subject: Subject) -> Iterator[Hit]:
+    """Find `basename "$FILE".json`, which adds the suffix instead of removing it."""
+    for command in subject.commands if subject.is_job else ():
+        found = _SUFFIX.search(subject.line_at(command)) if command.name == "basename" else None
+        if found and len(command.arguments) == 1:
+            path, suffix = found.groups()
+            yield Hit(
+                at=command,
+                what=f"Without a space, basename adds '{suffix}' to the name instead of removing "
+                "it.",
+                fix=f"basename {path} {suffix}",
+                severity=ADVICE,  # it may be meant
+            )
+
+
+def _pip_without_path(subject: Subject) -> Iterator[Hit]:
+    """Find `pip install -e` without the path behind it."""
+    for command in subject.commands if subject.is_job else ():
+        option = command.words[-1].text
+        if option in _TAKES_PATH and _PIP.match(command.text):
+            yield Hit(
+                at=command,
+                what=f"pip needs a value for `{option}`: '{option} option requires 1 argument'. It "
+                "installs nothing.",
+                fix=f"{option} {_TAKES_PATH[option]}",
+                severity=WARNING,
+            )
+
+
 def _is_only(subject: Subject, one: Started) -> bool:
     """Tell whether no other file can be meant by the name of the script."""
     name = one.launch.program.text if one.launch.program else ""
     places = {beside(base, name) for base in (one.launch.command.path, one.launch.path, "")}
     return one.launch.module or sum(subject.files.read(place) is not None for place in places) <= 1
+
+
+def refuses(python: PythonScript, launch: Launch) -> bool:
+    """Tell whether a script does not accept the arguments of a launch."""
+    parser = read_parser(python)
+    return parser is not None and any(_refused(launch, parser))
 
 
 def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
@@ -180,8 +228,17 @@ def _bad_value(
             return
         value = after.text if after.known else ""
     if value and word.known and not _PLACEHOLDER.search(value) and not option.accepts(value):
-        fix = f"one of {', '.join(option.choices)}" if option.choices else "a number"
-        yield word, f"does not accept '{value}' for `{name}`.", f"{name} with {fix}"
+        yield word, f"does not accept '{value}' for `{name}`.", _better_value(option, value)
+
+
+def _better_value(option: Option, value: str) -> str:
+    """Return how to correct a value that the parser refuses."""
+    name = option.names[-1]
+    if not option.choices:
+        return f"{name} with a number"
+    if value.lower() in _NO_VALUES and not option.required:
+        return f"remove {name}"
+    return f"is one of {', '.join(option.choices)} meant?"
 
 
 def _local_rank(subject: Subject) -> Iterator[Hit]:
@@ -229,7 +286,8 @@ RULES = (
         "torch.distributed.launch passes the local rank as an argument, spelled `--local-rank` "
         "since PyTorch 2.0. If the script defines the older `--local_rank`, the finding is advice, "
         "unless a file of requirements asks for PyTorch 2. torchrun sets the variable `LOCAL_RANK` "
-        "instead. accelerate fails if options exclude each other.",
+        "instead. accelerate fails if options exclude each other, and "
+        "pip if an option has no value.",
         example="""\
  #!/bin/bash
  #SBATCH --cpus-per-gpu=8

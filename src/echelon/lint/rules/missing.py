@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import PurePosixPath
 
 from echelon.lint.bash import Command
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
+from echelon.lint.python_script import parse_python
 from echelon.lint.repository import Repository, likeness
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.lint.rules.arguments import refuses
 from echelon.lint.rules.folders import find_lacking_folders
 from echelon.lint.rules.misplaced import find_misplaced
 from echelon.lint.rules.unusable import find_unusable_paths
@@ -68,6 +71,8 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     repository = subject.files.repository(subject.path)
     if repository is None or not _sees_files(subject):
         return
+    if any(_enters_hidden(command, repository) for command in subject.commands):
+        return
     left = _leaving(subject, repository)
     if len(left) == 1 and left[0].certain and _CLONE.match(left[0].text):
         # It may be a clone under another name, which has the same folders.
@@ -87,7 +92,8 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
         if not _may_be_made(subject, one):
             other_name = _other_name(subject, repository)
             made_from = _notebook(subject, repository, one.path)
-            yield _missing(one, repository, other_name=other_name, made_from=made_from)
+            hit = _missing(one, repository, other_name=other_name, made_from=made_from)
+            yield _with_other_arguments(subject, one, repository, hit)
     yield from find_misplaced(subject, repository, wanted)
 
 
@@ -151,6 +157,18 @@ def _missing(one: Wanted, repository: Repository, *, other_name: str, made_from:
         fix=_advise(path, nearest, made_from),
         severity=None if certain else ADVICE,
     )
+
+
+def _with_other_arguments(subject: Subject, one: Wanted, repository: Repository, hit: Hit) -> Hit:
+    """Add to a finding if the script that is probably meant does not accept the arguments."""
+    nearest, root = repository.nearest(one.path), subject.files.root(subject.path)
+    text = subject.files.read(f"{root.path}/{nearest}") if nearest and root else None
+    python = parse_python(text, path=nearest, files=subject.files) if text else None
+    launches = (started.launch for started in subject.started)
+    run = [each for each in launches if each.program and each.program.text == one.path]
+    if python is None or not any(refuses(python, launch) for launch in run):
+        return hit
+    return replace(hit, fix=f"{hit.fix} It does not accept these arguments.")
 
 
 def _notebook(subject: Subject, repository: Repository, path: str) -> str:
@@ -256,6 +274,13 @@ def _enters(command: Command, repository: Repository) -> bool:
     inside = parts[named[-1] + 1 :] if named else []
     # A folder that the repository does not have may be another repository.
     return bool(named) and (not inside or not repository.lacks("/".join(inside), folder=True))
+
+
+def _enters_hidden(command: Command, repository: Repository) -> bool:
+    """Tell whether a command changes to a folder whose files are not known, such as a submodule."""
+    path = command.arguments[0].text if command.name == "cd" and command.arguments else ""
+    full = path.startswith(("/", "~", "$"))
+    return any(map(repository.may_hide, repository.inside(path) if full else [path]))
 
 
 def _other_name(subject: Subject, repository: Repository) -> str:

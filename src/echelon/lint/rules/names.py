@@ -7,19 +7,15 @@ import re
 import symtable
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
 
 from echelon.lint.certain import lines_always_reached
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
+from echelon.lint.python_reached import constant_test, is_in_running
 from echelon.lint.python_script import (
     Function,
     PythonScript,
     ancestors,
-    constant,
-    enclosing_function,
-    unparse,
-    values_of,
 )
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
@@ -85,14 +81,13 @@ _NEWER = (
 def find_undefined_names(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         undefined = _undefined(python)
-        running = _running(python) if undefined else frozenset()
         for name, nodes in undefined.items():
             reached = [node for node in nodes if not _is_dead(python, node)]
             always = lines_always_reached(python.text) if reached else frozenset()
             runs = _always_run(subject, python) and name not in _INJECTED
             sure = [node for node in reached if node.lineno in always and runs]
             if reached:
-                kind = WARNING if any(_scope(python, n) in running for n in reached) else ADVICE
+                kind = WARNING if any(is_in_running(python, n) for n in reached) else ADVICE
                 yield Hit(
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
                     what=f"`{name}` is not defined. This line raises a NameError"
@@ -117,76 +112,11 @@ def _is_dead(python: PythonScript, node: ast.AST) -> bool:
             if any(map(_leaves, block[: block.index(node)])):
                 return True
         if isinstance(parent, ast.If) and node is not parent.test:
-            value = _constant_test(python, parent.test)
+            value = constant_test(python, parent.test)
             if value is not None and value is (node in parent.orelse):
                 return True
         node = parent
     return False
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def _running(python: PythonScript) -> frozenset[ast.AST]:
-    """Return the script, and the functions that it calls in no branch."""
-    found: set[ast.AST] = {python.tree}
-    used = [(_scope(python, node), function) for node, function in _uses(python)]
-    while more := {function for scope, function in used if scope in found} - found:
-        found |= more
-    return frozenset(found)
-
-
-def _scope(python: PythonScript, node: ast.AST) -> ast.AST | None:
-    """Return the function or the script that always reaches a node; None if it may not."""
-    below = node
-    for parent in ancestors(python, node):
-        if not _always_enters(python, parent, below):
-            return None
-        if isinstance(parent, Function) and below in parent.body:
-            return parent if _is_before_returns(python, parent, node) else None
-        below = parent
-    return below
-
-
-def _always_enters(python: PythonScript, parent: ast.AST, below: ast.AST) -> bool:
-    """Tell whether a statement or an expression always reaches a part of it."""
-    if isinstance(parent, ast.If | ast.IfExp):
-        value = "__name__" in unparse(parent.test) or _constant_test(python, parent.test)
-        otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
-        return below is parent.test or value is (below not in otherwise)
-    if isinstance(parent, ast.BoolOp):
-        return below is parent.values[0]
-    return not isinstance(parent, ast.ExceptHandler | ast.Lambda | ast.match_case)
-
-
-def _is_before_returns(python: PythonScript, function: Function, node: ast.AST) -> bool:
-    first = _first_returns(python).get(function)
-    return first is None or getattr(node, "lineno", 0) <= first
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def _first_returns(python: PythonScript) -> dict[Function | None, int]:
-    """Return the line where the first `return` of each function ends."""
-    found: dict[Function | None, int] = {}
-    for node in python.nodes:
-        if isinstance(node, ast.Return):
-            function, end = enclosing_function(python, node), node.end_lineno or node.lineno
-            found[function] = min(end, found.get(function, end))
-    return found
-
-
-def _uses(python: PythonScript) -> Iterator[tuple[ast.AST, Function]]:
-    """Yield where a script calls a function, or hands it to one that may call it."""
-    for name, functions in python.functions.items():
-        for function in functions:
-            owner = python.parents[function]
-            if not isinstance(owner, ast.ClassDef):
-                continue
-            for call in python.calls(owner.name if name == "__init__" else name):
-                if name == "__init__" or isinstance(call.func, ast.Attribute):
-                    yield call, function
-    for node in python.nodes:
-        for function in python.functions.get(node.id, []) if isinstance(node, ast.Name) else ():
-            if not isinstance(python.parents[function], ast.ClassDef):
-                yield node, function
 
 
 def _leaves(statement: ast.stmt) -> bool:
@@ -194,16 +124,6 @@ def _leaves(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         return ast.unparse(statement.value.func) in _EXITS
     return isinstance(statement, ast.Return | ast.Raise | ast.Continue | ast.Break)
-
-
-def _constant_test(python: PythonScript, test: ast.expr) -> bool | None:
-    """Return the value of a condition on a flag that the script sets once; None if unknown."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _constant_test(python, test.operand)
-        return None if inner is None else not inner
-    values = values_of(python, test)
-    value = constant(values[0]) if len(values) == 1 else None
-    return value if isinstance(value, bool) else None
 
 
 def _undefined(python: PythonScript) -> dict[str, list[ast.Name]]:

@@ -136,7 +136,9 @@ def _folder(path: str) -> str:
 
 def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
     yield from find_shared_files(subject)
-    if (mode := subject.directives.last("open-mode")) is not None and mode.value.startswith("a"):
+    mode = subject.directives.last("open-mode")
+    appends = mode is not None and mode.value.startswith("a")
+    if appends and _runs_one_at_a_time(subject):
         return
     given = subject.directives.last("array")
     array = given is not None and len(read_indices(given.value)) != 1
@@ -145,7 +147,17 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
         if item is None or not item.value or item.value.startswith("/dev/") or "$" in item.value:
             continue
         patterns = set(re.findall(r"%\d*([A-Za-z])", item.value))
-        if array and not patterns & {"a", "j"}:
+        if appends and not patterns & {"j", "J", "A"}:
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what="Jobs that run at the same time append to this file, so their lines are "
+                "mixed.",
+                fix=f"#SBATCH --{option}={_with_id(item.value, '%A_%a' if array else '%j')}",
+                severity=ADVICE,
+            )
+        elif appends:
+            continue
+        elif array and not patterns & {"a", "j"}:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what="All tasks of the job array write to this file.",
@@ -158,6 +170,13 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
                 fix=f"#SBATCH --{option}={_with_id(item.value, '%j')}",
                 severity=ADVICE,  # some want one file of a known name
             )
+
+
+def _runs_one_at_a_time(subject: Subject) -> bool:
+    """Tell whether a job starts after the one before it: a singleton, or one that submits it."""
+    dependency = subject.directives.last("dependency")
+    singleton = dependency is not None and "singleton" in dependency.value
+    return singleton or any(command.name == "sbatch" for command in subject.commands)
 
 
 def _with_id(path: str, pattern: str) -> str:

@@ -54,6 +54,10 @@ _SERVED_AT = pattern(
 )
 _LOCAL_URL = pattern(r"https?://(?:localhost|127\.0\.0\.1):(\d{4,5})\b")
 _SET_IN_JOB = f"set the port in the job script instead:\n{_FREE_PORT}"
+_OLD_TORCH = pattern(
+    r"(?i)(?:^|[\s/_-])(?:(?:py)?torch[-/=_]{1,2}(?:1\.\d|2\.0\b)|python[\w/-]{0,20}[/=-]3\.[5-7]\b)"
+)
+"""A PyTorch before 2.1, whose `--standalone` has a fixed port, or a Python without a later one."""
 _RETRY = "echelon script --style torchrun …  # prints a script that retries with another port"
 
 
@@ -158,7 +162,8 @@ def _served(subject: Subject) -> Iterator[Hit]:
     told = set[str]()
     # A person chooses the port of a server that is the only program.
     works = any(not one.launch.command.background for one in subject.started)
-    for command in subject.commands if works and _shares(subject) else ():
+    few = 0 < (subject.job.gpus_per_node or 0) < _MANY_GPUS
+    for command in subject.commands if works and few else ():
         known = next((port for name, port in _SERVERS.items() if name in command.text), None)
         if not command.background or (known is None and not _NAMED_SERVER.search(command.text)):
             continue
@@ -254,17 +259,18 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
             at=one.launch.place_of(endpoint, subject.path),
             what=f"No port is given, so {launcher.name} uses its default, {port}. A second job on "
             "the node fails, or joins this one.",
-            fix=_port_option(launcher, one_node=subject.job.nodes == 1),
+            fix=_port_option(subject, launcher),
             severity=None if _shares(subject) else ADVICE,
         )
 
 
-def _port_option(launcher: Launcher, *, one_node: bool) -> str:
+def _port_option(subject: Subject, launcher: Launcher) -> str:
     if launcher.kind == "deepspeed":
         return f"{_FREE_PORT}\n--master_port=$MASTER_PORT"
-    return (
-        "--standalone" if one_node else f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT"
-    )
+    if subject.job.nodes != 1:
+        return f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT"
+    old = _OLD_TORCH.search(subject.text)
+    return "--rdzv_backend=c10d --rdzv_endpoint=localhost:0" if old else "--standalone"
 
 
 def _has_no_port(subject: Subject, endpoint: Word) -> bool:
@@ -430,7 +436,8 @@ RULES = (
         severity=WARNING,
         check=find_default_port,
         why="torchrun uses port 29500 by default, and 29400 with a c10d endpoint. If another job "
-        "on the node uses the same default, a node can even join that job's store.",
+        "on the node uses the same default, a node can even join that job's store. "
+        "`--standalone` looks for a free port since PyTorch 2.1.",
         example="""\
  #!/bin/bash
  #SBATCH --cpus-per-gpu=8

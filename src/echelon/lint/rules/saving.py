@@ -8,6 +8,7 @@ from functools import lru_cache
 from echelon.lint.facts import may_be_on_other_nodes, may_have_several_ranks
 from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import are_alternatives, guards, handed_over, is_called
+from echelon.lint.python_reached import is_in_running
 from echelon.lint.python_script import (
     Function,
     PythonScript,
@@ -17,7 +18,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _ONE_PER_NODE = pattern(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
@@ -229,6 +230,7 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
                 what="Every rank loads the file onto the GPU it was saved from, usually GPU 0. "
                 "That GPU then holds one copy per rank.",
                 fix='torch.load(path, map_location="cpu")',
+                severity=None if is_in_running(python, call) else ADVICE,
             )
 
 
@@ -403,7 +405,8 @@ RULES = (
         title="missing `map_location`",
         severity=WARNING,
         check=find_missing_map_location,
-        why="By default, `torch.load` moves tensors to the device on which they were saved.",
+        why="By default, `torch.load` moves tensors to the device on which they were saved. In a "
+        "branch, such as one that resumes a run, it is advice.",
         example="""\
  --- train.py
  import os

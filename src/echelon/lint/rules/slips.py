@@ -33,6 +33,19 @@ _SET_OFF = pattern(
     r"\s*(?:export\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\{\1:-)?[\"']?(?:false|False|0|no)[\"']?\}?[\"']?\s*$"
 )
 _IF_SET = pattern(r"\$\{([A-Za-z_]\w*):?\+\s*-[^}]{1,100}\}")
+_OF_FILES = frozenset({"cd", "source", ".", "mkdir", "cp", "mv", "ln", "touch", "tee", "cat", "ls"})
+_VARIABLES = {
+    "A": "{SLURM_ARRAY_JOB_ID}",
+    "a": "{SLURM_ARRAY_TASK_ID}",
+    "j": "{SLURM_JOB_ID}",
+    "J": "{SLURM_JOB_ID}",
+    "N": "{SLURMD_NODENAME}",
+    "u": "{USER}",
+    "x": "{SLURM_JOB_NAME}",
+}
+_SLURM_PATTERN = pattern(r"(?<![^/_.-])%([AaJjNux])(?![A-Za-z0-9%])")
+"""A pattern of Slurm's file names in a path, for which bash has a variable."""
+_MADE = pattern(r"\$\(|`|://")
 _DECLARES = pattern(
     r"\s*(?:export|local|declare|readonly)\s+((?:[A-Za-z_]\w*=\S*(?:[ \t]+|$)){2,20})(?:#.*)?$"
 )
@@ -209,6 +222,23 @@ def find_names_in_lists(subject: Subject) -> Iterator[Hit]:
                 fix=f"${assignment.name}",
                 severity=WARNING,
             )
+
+
+def find_patterns_of_slurm(subject: Subject) -> Iterator[Hit]:
+    """Find `cd /scratch/%u`, which only Slurm's own options replace. Part of E313."""
+    for command in subject.commands if _plain(subject) else ():
+        for word in command.arguments if command.name in _OF_FILES else ():
+            found = [] if _MADE.search(word.text) else _SLURM_PATTERN.findall(word.text)
+            if found:
+                path = _SLURM_PATTERN.sub(lambda match: f"${_VARIABLES[match[1]]}", word.text)
+                yield Hit(
+                    at=Place(command.path, word.line or command.line),
+                    what=f"Bash does not replace `%{found[0]}`: only options of Slurm such as "
+                    f"--output do. {command.name} gets this text.",
+                    fix=path,
+                    severity=WARNING,
+                )
+                break
 
 
 def find_lost_path(subject: Subject) -> Iterator[Hit]:

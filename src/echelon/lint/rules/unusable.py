@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Word
-from echelon.lint.files import Place, beside
+from echelon.lint.files import Place, beside, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, Hit
 from echelon.lint.subject import Subject
@@ -42,11 +42,12 @@ def _not_executable(subject: Subject) -> Iterator[Hit]:
     for command, word, by_srun in _run(subject):
         path = word.text
         named = by_srun and _BY_NAME.fullmatch(path)
-        if path in told or not word.known or not (named or _BY_PATH.fullmatch(path)):
+        full = path.startswith(("/", "~/", "$"))
+        plain = word.known and (named or _BY_PATH.fullmatch(path))
+        if path in told or not (full or plain):
             continue
         told.add(path)
-        places = {beside(base, path) for base in (subject.path, "")}
-        found = [place for place in places if subject.files.read(place) is not None]
+        found = _found(subject, path)
         if not found or any(map(subject.files.is_executable, found)):
             continue
         problem = ", so srun cannot start it." if by_srun else ": 'Permission denied'."
@@ -54,8 +55,18 @@ def _not_executable(subject: Subject) -> Iterator[Hit]:
             at=command,
             what=f"{path} is not executable{problem}",
             fix=f"chmod +x {path}  # or call it with its interpreter",
-            severity=ADVICE if by_srun else None,
+            # Another clone may have other modes.
+            severity=ADVICE if by_srun or full else None,
         )
+
+
+def _found(subject: Subject, path: str) -> list[str]:
+    """Return where a program may be; one with a full path is in a clone of the repository."""
+    if path.startswith(("/", "~", "$")):
+        place = find_file(subject.files, path, (subject.path,))
+        return [place] if place else []
+    places = {beside(base, path) for base in (subject.path, "")}
+    return [place for place in places if subject.files.read(place) is not None]
 
 
 def _run(subject: Subject) -> Iterator[tuple[Command, Word, bool]]:

@@ -15,6 +15,7 @@ from echelon.lint.rules.slips import (
     find_long_names,
     find_names_in_lists,
     find_old_values,
+    find_patterns_of_slurm,
     find_ranges,
 )
 from echelon.lint.subject import Subject
@@ -77,6 +78,7 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
     yield from _without_dollar(subject)
     yield from find_ranges(subject)
     yield from find_names_in_lists(subject)
+    yield from find_patterns_of_slurm(subject)
 
 
 def _escaped_values(subject: Subject) -> Iterator[Hit]:
@@ -223,7 +225,7 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     at=Place(path, use.line),
                     what=f"Nothing in the script sets `{name}`. It sets `{twin}`.",
-                    fix=f"${twin}",
+                    fix=_use(subject, twin),
                     severity=ADVICE if _is_only_printed(subject, name) else None,
                 )
             module = loads and _OF_MODULE.search(name)
@@ -244,7 +246,7 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                     at=Place(path, use.line),
                     what=f"Nothing in the script sets `{name}`, and nothing reads `{near}`, which "
                     "has a similar name.",
-                    fix=f"${near}",
+                    fix=_use(subject, near),
                 )
             elif path == subject.path and _is_own(subject, name):
                 told.add(name)
@@ -255,6 +257,13 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
                     fix=f"{name}=…",
                     severity=ADVICE,
                 )
+
+
+def _use(subject: Subject, name: str) -> str:
+    """Return how to use a variable, which may still need a value."""
+    empty = [a.line for a in subject.assigned(name) if a.value.text == ""]
+    all_empty = len(empty) == len(subject.assigned(name))
+    return f"${name}  # and give it a value in line {empty[0]}" if all_empty else f"${name}"
 
 
 def _is_long(name: str) -> bool:
@@ -462,7 +471,8 @@ RULES = (
         severity=ERROR,
         check=find_unexpanded,
         why="In single quotes, a backslash before `$` stays in the text. The shell that srun "
-        "starts then takes `\\$NAME` as the text $NAME.",
+        "starts then takes `\\$NAME` as the text $NAME. Slurm replaces `%j` and `%u` in "
+        "the names of its output files only.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2

@@ -5,7 +5,7 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=requeue.out
+#SBATCH --output=requeue-%j.out
 again() {
     echo "time is up: again, as restart $((${SLURM_RESTART_COUNT:-0} + 1))"
     scontrol requeue "$SLURM_JOB_ID"
