@@ -7,6 +7,7 @@ that none of them has cannot be overridden, whichever is chosen.
 import ast
 import os
 import re
+from functools import lru_cache
 from typing import TypeAlias
 
 from echelon.core.frozen import frozen
@@ -23,11 +24,13 @@ _DEFAULT = pattern(r"\s*-\s+(?:(?:override|optional)\s+)*([\w/.-]+)(?:\s*:\s*([^
 _ELSEWHERE = pattern(r"@package|@_")
 """Text of files whose keys are in another place than their names say."""
 _MORE_FOLDERS = pattern(r"\bsearchpath\b")
-_STORED = pattern(r"ConfigStore|hydra_zen|hydra-zen|SearchPath")
-"""Text of programs that add keys of their own."""
+_STORED = pattern(r"ConfigStore|hydra_zen|hydra-zen|SearchPath|sys\.argv")
+"""Text of programs that add keys, or change their arguments."""
 _ABOVE = pattern(r"\.parent\b|\bdirname\b")
 _ENDINGS = (".yaml", ".yml")
 _DEEPEST = 8
+_MOST_KEPT = 32
+"""Configurations to keep, because a job often starts the same program several times."""
 
 
 @frozen
@@ -53,6 +56,7 @@ class Config:
         return _flat(self.keys)
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def read_config(python: PythonScript, files: Files, name: str = "") -> Config | None:
     """Return the configuration of a program; None if it has none, or if its keys are not certain.
 
@@ -109,7 +113,7 @@ def _read(files: Files, root: Root, path: str) -> str | None:
 
 
 def _main_call(python: PythonScript) -> ast.Call | None:
-    """Return the only `hydra.main(…)` of a program, without positional arguments but strings."""
+    """Return the only `hydra.main(…)` of a program."""
     calls = [
         call
         for function in python.nodes
@@ -131,9 +135,11 @@ class _Reader:
         keys, defaults = read_keys(text), _defaults(text)
         if not text or keys is None or defaults is None or depth > _DEEPEST or "/" in name:
             return None
-        if _ELSEWHERE.search(text) or any(self._is_elsewhere(group) for group, _ in defaults):
+        if _ELSEWHERE.search(text) or any(
+            self._is_elsewhere(group.lstrip("/")) for group, _ in defaults
+        ):
             return None
-        for group, option in defaults:
+        for group, option in ((name.lstrip("/"), option) for name, option in defaults):
             if option and not group.startswith("hydra/"):
                 _put(keys, group.split("/"), self._group(group))
             elif not option and group != "_self_":
@@ -170,7 +176,9 @@ def _defaults(text: str) -> list[tuple[str, str]] | None:
 
     None if it has another form.
     """
-    begin = re.search(r"(?m)^defaults:[^\n]*\n", text)
+    begin = re.search(r"(?m)^[\"']?defaults\b(:[ \t]*(?:#[^\n]*)?\n)?", text)
+    if begin and not begin[1]:
+        return None
     found = []
     for line in text[begin.end() :].split("\n") if begin else ():
         if match := _DEFAULT.fullmatch(line):
