@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TypeVar
 
 from echelon.core.frozen import frozen
@@ -196,6 +197,11 @@ class Shell:
     """The parser reported an error, so this may not be valid bash."""
     too_deep: bool = False
     """Too deeply nested to read; commands and assignments are empty."""
+
+    @cached_property
+    def code(self) -> list[str]:
+        """The lines that are no comments."""
+        return [line for line in self.text.split("\n") if not line.lstrip().startswith("#")]
 
 
 # --- while a script is read ------------------------------------------------------------------

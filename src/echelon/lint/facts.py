@@ -29,6 +29,8 @@ _SEVERAL_DEVICES = pattern(
 """Text that suggests that one process of a script uses several GPUs."""
 
 _USES_GPUS = pattern(r"\bcuda\b|\bAccelerator\(|\bTrainer\(|\bFabric\(")
+CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
+"""Programs and options that start containers."""
 _HARMLESS_SOURCES = pattern(
     r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
 )

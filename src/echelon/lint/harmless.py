@@ -1,4 +1,4 @@
-"""Whether a job does nothing but start Python scripts that lint has read."""
+"""Whether a job only starts Python scripts that lint has read, or only brings files."""
 
 from echelon.lint.bash import Command
 from echelon.lint.facts import sources_others
@@ -20,13 +20,22 @@ _HARMLESS = frozenset(
     }
 )
 """Commands that use neither GPUs nor several CPUs."""
+_INSTALLS = (
+    r"(?P<pip>(?:python[\d.]* -m |uv )?pip[\d.]* (?:-\S+ )*(?:install|download)\b)|"
+    r"(?P<env>(?:conda|mamba|micromamba) env (?:create|update)\b)|"
+    r"(?:conda|mamba|micromamba) (?:-\S+ )*(?:create|install|update)\b|"
+    r"uv (?:-\S+ )*(?:sync|venv|add|tool install)\b|"
+    r"(?:poetry|pipenv) (?:-\S+ )*(?:install|sync|update|add)\b|"
+    r"python[\d.]* -m (?:venv|virtualenv|ensurepip)\b|virtualenv\b"
+)
+INSTALLS = pattern(_INSTALLS)
+"""The start of a command, as in `start_of`, that installs packages."""
 _BRINGS = pattern(
-    r"(?:python[\d.]* -m |uv )?pip[\d.]* (?:install|download)\b|uv (?:sync|venv|add)\b|"
-    r"(?:conda|mamba|micromamba) (?:env )?(?:create|install|update)\b|"
-    r"python[\d.]* -m (?:venv|virtualenv)\b|virtualenv\b|git (?:lfs )?(?:clone|pull)\b|"
+    rf"{_INSTALLS}|git (?:lfs )?(?:clone|pull)\b|"
     r"(?:wget|curl|gdown|tar|unzip|rsync|scp|aws s3 (?:cp|sync)|gsutil)\b|"
     r"(?:hf|huggingface-cli) download\b|(?:apptainer|singularity) (?:pull|build)\b"
 )
+_STARTS_OTHERS = pattern(r"(?:conda|mamba|micromamba) run\b|wandb (?:agent|launch)\b")
 _ASKS = pattern(r"\S{1,200} (?:--version|-V|--help)|eval .{0,999}\b(?:conda|mamba)\b.{0,999}")
 _CHECKS = pattern(r"is_available|device_count|get_device_name|__version__|sys\.version")
 _WORKS = pattern(r"\bfor\b|\brange|@|matmul|randn|ones|zeros|rand\b")
@@ -57,17 +66,21 @@ def only_brings_files(subject: Subject) -> bool:
     shell = subject.shells[0]
     if shell.suspect or shell.too_deep or sources_others(subject):
         return False
-    others = [command for command in shell.commands if not _BRINGS.match(_call(command))]
+    if any(command.name == "sleep" for command in shell.commands):
+        return False  # it may keep the GPUs for someone
+    others = [command for command in shell.commands if not _BRINGS.match(start_of(command))]
     return len(others) < len(shell.commands) and all(map(is_harmless, others))
 
 
-def _call(command: Command) -> str:
+def start_of(command: Command) -> str:
     """Return the name of the program and its first arguments."""
     return " ".join((command.name, *(word.text for word in command.arguments[:3])))
 
 
 def is_harmless(command: Command) -> bool:
-    if command.name in ("conda", "mamba", "micromamba") and "run" in command.text.split()[1:2]:
+    if _STARTS_OTHERS.match(start_of(command)) or (
+        command.name == "find" and "-exec" in command.text
+    ):
         return False
     if command.name in _HARMLESS or not command.words or _ASKS.fullmatch(command.text):
         return True

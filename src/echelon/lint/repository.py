@@ -20,6 +20,14 @@ _ALIKE = 0.8
 _MOST_EDITS = 2
 """Characters in which a name may differ, apart from dashes and underscores."""
 
+_COMMON = frozenset(
+    {
+        *("project", "projects", "code", "src", "work", "home", "repos", "research", "thesis"),
+        *("scratch", "scripts", "examples", "experiments"),
+    }
+)
+"""Names that directories of other projects have as well."""
+
 _SHORTEST = 4
 """Minimum length of a name that is a part of another."""
 
@@ -40,6 +48,16 @@ class Repository:
     def names(self) -> frozenset[str]:
         """The names of all files and folders; those of folders end in a slash."""
         return frozenset(map(_name, self.paths))
+
+    @property
+    def has_common_name(self) -> bool:
+        """Tell whether a directory of this name may be another one."""
+        return self.name.lower() in _COMMON
+
+    def resembles(self, name: str) -> bool:
+        """Tell whether the name of a directory is a common one, or has a word of its name."""
+        words, own = (set(_plain(one).split("-")) for one in (name, self.name))
+        return name.lower() in _COMMON or bool(words & own)
 
     def is_other_name(self, name: str) -> bool:
         """Tell whether the directory of a clone of the repository may have this name."""

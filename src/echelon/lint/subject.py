@@ -60,6 +60,11 @@ class Subject:
     def commands(self) -> list[Command]:
         return [command for shell in self.shells for command in shell.commands]
 
+    @property
+    def code(self) -> list[str]:
+        """The lines of all shells that are no comments."""
+        return [line for shell in self.shells for line in shell.code]
+
     @cached_property
     def assignments(self) -> list[Assignment]:
         """All assignments, including `NAME=value` before a command."""

@@ -307,6 +307,14 @@ def test_names_of_clones(name, other, same):
         ("python /home/me/other/infer.py", []),
         ("python /home/me/own/$WHERE/infer.py", []),
         ("python /home/me/own/x.py", []),
+        ("python /cluster/home/me/own/infer.py", ["warning"]),
+        ("python $SCRATCH/own/infer.py", ["advice"]),
+        ("python /scratch/own/src/trian.py", ["advice"]),
+        ("cp -r $HOME/own/src $TMPDIR/own; python $TMPDIR/own/infer.py", []),
+        ("rsync -a --exclude .git ./src/ ~/own/; python ~/own/infer.py", []),
+        ("tar xf src.tar -C $TMPDIR/own; python $TMPDIR/own/src/trian.py", []),
+        ("srun cp -r src $HOME/own; python $HOME/own/infer.py", []),
+        ("cp results.csv $HOME/own/results/; python $HOME/own/infer.py", ["warning"]),
     ],
 )
 def test_a_script_by_its_full_path(line, kinds):
@@ -331,6 +339,52 @@ def test_a_job_that_changes_to_its_repository(line, kinds):
     assert [kind for kind, _, _ in found(f"{line}\n", SPREAD)] == kinds
 
 
+@pytest.mark.parametrize(("name", "told"), [("bert", True), ("scripts", False), ("thesis", False)])
+def test_a_full_path_through_a_directory_with_a_common_name(tmp_path, name, told):
+    for path in (".git/HEAD", "src/train.py", "jobs/job.sh"):
+        (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / path).touch()
+    job = f"{JOB}python /home/me/{name}/train.py\n"
+    findings = lint(
+        job, path=str(tmp_path / name / "jobs/job.sh"), files=DiskFiles(), programs=SlurmOf()
+    )
+    assert ("E215" in [finding.code for finding in findings]) == told
+
+
+MODELS = {"src/model.py": "", "src/deep/model.py": "", "run.sh": ""}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("cd $HOME/LLaMA-Factory; python src/train.py", False),
+        ("cd /scratch/me/fairseq; python ./src/train.py", False),
+        ("cd /scratch/me/fairseq; python src/deep/train.py", True),
+        ("cd /scratch/me/my_own; python src/train.py", True),
+        ("cd /scratch/me/code; python src/train.py", True),
+        ("cd $CODE; python src/train.py", True),
+        ("cd /scratch/me/copy; python src/model.py; python src/train.py", True),
+    ],
+)
+def test_a_job_in_a_directory_of_another_name(line, told):
+    assert [kind for kind, _, _ in found(f"{line}\n", MODELS)] == ["advice"] * told
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("cd ../other-project; python src/train2.py", []),
+        ("cd ../../other-project/src; python train2.py", []),
+        ("cd ../own; python src/train2.py", ["warning"]),
+        ("cd ../src; python train2.py", ["warning"]),
+        ("cd ..; python src/train2.py", ["warning"]),
+    ],
+)
+def test_a_job_that_changes_to_the_directory_beside_its_repository(line, kinds):
+    texts = {"src/train.py": "", "run.sh": ""}
+    assert [kind for kind, _, _ in found(f"{line}\n", texts)] == kinds
+
+
 PACKAGES = {"jobs/environment.yml": "", "requirements.txt": "", "src/train.py": ""}
 
 
@@ -347,6 +401,11 @@ PACKAGES = {"jobs/environment.yml": "", "requirements.txt": "", "src/train.py": 
         ("[ -f env.yaml ] && conda env create -f env.yaml", []),
         ("pip freeze > env.txt; pip install -r env.txt", []),
         ("pip install -r env.txt || true", []),
+        ("pip-compile env.in; pip install -r env.txt", []),
+        ("pipreqs .; pip install -r env.txt", []),
+        ("uv export --format requirements.txt --output-file env.txt; pip install -r env.txt", []),
+        ("conda env export -f env.yml -n base; conda env create -f env.yml", []),
+        ("export A=1; pip install -r env.txt", ["warning"]),
         ("cd $CODE; pip install -r env.txt", []),
         ("pip install -r $CODE/env.txt", []),
         ("pip install torch -f https://a.b/c.html", []),

@@ -129,6 +129,16 @@ def test_gpus_that_a_job_uses_and_does_not_request(head, command, script, told):
     assert found("E118", f"{command}\n", head, a=script) == told
 
 
+def test_gpus_that_a_job_gets_when_it_is_submitted():
+    job = f"{HEAD}nvidia-smi\npython a.py --device cuda\n"
+    kinds = []
+    for readme in ("sbatch job.sh\n", "sbatch --gres=gpu:2 job.sh\n", "sbatch -G 1 job.sh\n"):
+        files = TextFiles({"job.sh": job, "README.md": readme}, repository=True)
+        findings = lint(job, path="job.sh", files=files, programs=SlurmOf())
+        kinds.append("E118" in [finding.code for finding in findings])
+    assert kinds == [True, False, False]
+
+
 def test_a_job_for_cpus_by_its_name():
     job = HEAD + "apptainer exec --nv a.sif python a.py\n"
     files = TextFiles({"a.py": MAYBE})
@@ -366,7 +376,14 @@ def idle(body, head=TWO, **beside):
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("conda env create -f environment.yml", True),
+        ("set -e\npip install numpy  # not with -e here", True),
+        ("conda create -n a python=3.12 numpy", True),
+        ("conda create -n a python=3.12 pytorch", False),
+        ("conda env create -f environment.yml", False),
+        ("pip install -r requirements.txt", False),
+        ("git pull\nsleep infinity", False),
+        ("git pull\nwandb agent team/project/id", False),
+        ("git pull\nfind . -name run.py -exec python {} \\;", False),
         ("module load CUDA\npython -m venv v\nsource v/bin/activate\npip install torch", True),
         ("wget https://a.b/c.tar.gz && tar xf c.tar.gz", True),
         ("hf download org/model --local-dir models", True),
@@ -383,6 +400,24 @@ def idle(body, head=TWO, **beside):
 )
 def test_a_job_that_only_installs_or_copies(body, told):
     assert idle(body, ONE) == told
+
+
+@pytest.mark.parametrize(
+    ("command", "packages", "told"),
+    [
+        ("pip install -r requirements.txt", "numpy\ntorch\n", True),
+        ("pip install -r requirements.txt", "torch\nflash-attn==2.5\n", False),
+        ("uv pip install --requirement requirements.txt", "git+https://a.b/c\n", False),
+        ("conda env create --file environment.yml", "dependencies: [numpy]\n", True),
+        ("mamba env create --file environment.yml", "dependencies: [pytorch]\n", False),
+        ("conda env create -n a", "dependencies: [python=3.12]\n", True),
+        ("conda env create -n a", "dependencies: [cupy]\n", False),
+    ],
+)
+def test_a_job_that_installs_a_list_of_packages(command, packages, told):
+    files = TextFiles({"requirements.txt": packages, "environment.yml": packages})
+    findings = lint(f"{ONE}{command}\n", path="a.sh", files=files, programs=SlurmOf())
+    assert ("E203" in [finding.code for finding in findings]) == told
 
 
 ALONE = "import torch\ndevice = 'cuda:0'\n"
@@ -446,6 +481,13 @@ def test_options_that_accelerate_refuses(command, kinds):
     assert [severity for code, severity in reported if code == "E207"] == kinds
 
 
+@pytest.mark.parametrize("option", ["use_fsdp", "use_deepspeed"])
+def test_which_option_of_accelerate_to_remove(option):
+    text = f"{ONE}accelerate launch --{option} --multi_gpu a.py\n"
+    findings = lint(text, path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [f.fix for f in findings if f.code == "E207"] == ["remove `--multi_gpu`"]
+
+
 def test_a_missing_argument_of_a_script_by_its_full_path():
     parser = "import argparse\np = argparse.ArgumentParser()\n"
     text = f"{parser}p.add_argument('--mode', required=True)\nargs = p.parse_args()\n"
@@ -468,6 +510,9 @@ def test_a_missing_argument_of_a_script_by_its_full_path():
         ("--partition=gpu", "module load gcc", False),
         ("--partition=short,gpu", "module load cuda", False),
         ("--partition=normal", "module load cuda", False),
+        ("--partition=nogpu", "module load cuda", False),
+        ("--partition=cpu_gpu", "module load cuda", False),
+        ("--partition=gpu", "module load cuda\n# sbatch --gres=gpu:2 job.sh", False),
     ],
 )
 def test_a_job_without_gpus_on_a_partition_of_gpus(options, body, told):
@@ -485,12 +530,56 @@ def test_a_job_without_gpus_on_a_partition_of_gpus(options, body, told):
         ("CUDA_VISIBLE_DEVICES=0,1 python a.py\nCUDA_VISIBLE_DEVICES=2 python b.py", False),
         ("CUDA_VISIBLE_DEVICES=$A python a.py\nCUDA_VISIBLE_DEVICES=$B python b.py", False),
         ("CUDA_VISIBLE_DEVICES= python a.py\nCUDA_VISIBLE_DEVICES=1 python b.py", False),
+        *(
+            (f"CUDA_VISIBLE_DEVICES=0 {start} a.sh\nCUDA_VISIBLE_DEVICES=1 {start} b.sh", False)
+            for start in ("screen -dmS a", "tmux new -d", "docker run -d", "ray start", "nohup")
+        ),
+        *(
+            (f"CUDA_VISIBLE_DEVICES=0 python {first}\nCUDA_VISIBLE_DEVICES=1 python {then}", told)
+            for first, then, told in (
+                ("a.py --out runs/a", "b.py --from runs/a/last.pt", False),
+                ("a.py --out=./runs/a/", "b.py runs/a", False),
+                ("a.py --output-dir runs", "b.py --output-dir runs", False),
+                ("a.py --data data/x --out runs/a", "a.py --data data/x --out runs/b", True),
+                ("a.py --seed 1", "a.py --seed 2", True),
+                ("a.py --seed 1 --epochs 3", "a.py --seed 3 --epochs 5", True),
+                ("a.py --fast --seed 1", "b.py --new --seed 2", True),
+            )
+        ),
     ],
 )
 def test_programs_on_different_gpus_in_sequence(body, told):
     files = TextFiles({})
     findings = lint(f"{TWO}{body}\n", path="a.sh", files=files, programs=SlurmOf())
     assert [f.line for f in findings if f.code == "E203"] == [5] * told
+
+
+def test_text_about_programs_on_different_gpus_in_sequence():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\n"
+    body = "CUDA_VISIBLE_DEVICES=0,1 python a.py\nCUDA_VISIBLE_DEVICES=2 python b.py\n"
+    findings = lint(f"{head}{body}", path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    [what] = [f.what for f in findings if f.code == "E203"]
+    assert what == (
+        "This program uses GPUs 0 and 1, and the one in line 5, for GPU 2, starts only after it "
+        "has ended."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ("--nodes=1; --gpus=4", "--gpus=1"),
+        ("--nodes=1; --gpus=a100:4", "--gpus=a100:1"),
+        ("--nodes=1; --gpus-per-node=4", "--gpus-per-node=1"),
+        ("--nodes=1; --gres=gpu:a100:4", "--gres=gpu:a100:1"),
+    ],
+)
+def test_the_request_of_one_gpu_has_the_option_of_the_job(options, fix):
+    head = "".join(f"#SBATCH {option}\n" for option in options.split("; "))
+    job = f"#!/bin/bash\n{head}srun torchrun --nproc_per_node=1 one.py\n"
+    findings = lint(job, path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    [found] = [f.fix for f in findings if f.code == "E203"]
+    assert found.partition("  #")[0] == f"#SBATCH {fix}"
 
 
 @pytest.mark.parametrize(
@@ -503,6 +592,12 @@ def test_programs_on_different_gpus_in_sequence(body, told):
         ("python a.py --out=$SLURM_JOB_ID", False),
         ("OUT=out/$SLURM_JOB_ID\npython a.py $OUT", False),
         ("echo Task $SLURM_ARRAY_TASK_ID\npython a.py", False),
+        ("LOGS=runs/$SLURM_JOB_ID\nmkdir -p $LOGS\n./simulate > $LOGS/a.txt", True),
+        ("LOGS=runs/$SLURM_JOB_ID\nmkdir -p $LOGS\n./simulate --out $LOGS", False),
+        ("export LOGS=runs/$SLURM_JOB_ID\n./simulate", False),
+        ("LOGS=runs/$SLURM_JOB_ID ./simulate", False),
+        ("echo $SLURM_JOB_ID | tee id.txt\n./simulate", True),
+        ("echo $SLURM_JOB_ID | xargs -I{} ./simulate --seed {}", False),
     ],
 )
 def test_tasks_that_differ_in_their_logs_alone(body, told):

@@ -1,9 +1,13 @@
 """Slips that bash, or a launcher, does not report where they are."""
 
+import time
+
 import pytest
 
 from echelon.lint.linting import lint
-from unit.lint.fakes import JOB, TextFiles, codes
+from echelon.lint.rules.prose import find_prose
+from echelon.lint.subject import read_subject
+from unit.lint.fakes import JOB, SlurmOf, TextFiles, codes
 
 
 def _found(code, body, head=JOB, **beside):
@@ -287,11 +291,25 @@ def test_a_task_of_an_array_that_does_other_work():
         ("layer_norm\npython a.py --layer_normal\n", False),
         ("layer_norm 1\npython a.py --layer_norm\n", False),
         ("layers\npython a.py --layers\n", False),
+        ("layer_norm\nLAYER_NORM=1 python a.py\n", False),
         ("A=$(layer_norm)\npython a.py --layer_norm\n", False),
+        ("alias layer_norm='python a.py'\nlayer_norm\n", False),
+        ("layer_norm() {\n  A=1\n}\nlayer_norm\npython a.py --layer_norm\n", False),
+        ("function layer_norm {\n  A=1\n}\nlayer_norm\npython a.py --layer_norm\n", False),
+        ("A=$(which layer_norm)\nlayer_norm\npython a.py --layer_norm\n", False),
     ],
 )
 def test_the_name_of_an_option_alone_on_a_line(body, told):
     assert (("E212", "advice") in codes(body)) == told
+
+
+def test_thousands_of_words_alone_on_their_lines():
+    """A search of the text for each word took a minute."""
+    words = "".join(f"word_{number}\n" for number in range(10_000))
+    subject = read_subject(f"{JOB}{words}", path="a.sh", files=TextFiles({}), programs=SlurmOf())
+    before = time.process_time()
+    assert list(find_prose(subject)) == []
+    assert time.process_time() - before < 10  # seconds
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def _of_accelerate(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=one.launch,
                 what=f"accelerate does not accept {refused}. It exits with a ValueError.",
-                fix=f"remove {'`--multi_gpu`' if few else kinds[-1]}",
+                fix=f"remove {kinds[0]}",
                 severity=None if runs_always(one.launch) else WARNING,
             )
 

@@ -4,9 +4,10 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from echelon.lint.bash import Use
+from echelon.lint.bash import Command, Use
 from echelon.lint.facts import stops_at_unset
 from echelon.lint.files import Place
+from echelon.lint.harmless import is_harmless
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit
 from echelon.lint.subject import Subject
@@ -32,6 +33,7 @@ _NAMES_LOG = pattern(
     r"[\"']?[^\s$]{0,200}\$\{?SLURM_JOB_?ID\b"
 )
 """The number of the job in the name of a log, or in a text for people."""
+_JOB = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
 _PRINTS = frozenset({"echo", "printf"})
 _MOST = 100_000
 
@@ -135,10 +137,13 @@ def find_same_tasks(subject: Subject) -> Iterator[Hit]:
     given, batch = subject.directives.last("array"), subject.batch
     if given is None or batch is None or given.value.endswith("%1"):
         return
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
-    texts = [_NAMES_LOG.sub(" ", line) for line in code if not line.lstrip().startswith("#")]
+    texts = [_NAMES_LOG.sub(" ", line) for line in subject.code]
     texts += [text for python in subject.pythons for text in (python.text, python.neighbours)]
     if len(read_indices(given.value)) < 2 or any(map(_REPEATS.search, texts)):
+        return
+    if any(map(_passes_job, subject.commands)):
+        return
+    if any(a.name in subject.exported and _JOB & a.value.names for a in subject.assignments):
         return
     yield Hit(
         at=Place(subject.path, given.line),
@@ -147,3 +152,13 @@ def find_same_tasks(subject: Subject) -> Iterator[Hit]:
         fix="use $SLURM_ARRAY_TASK_ID in the command, such as --seed=$SLURM_ARRAY_TASK_ID",
         severity=ADVICE,
     )
+
+
+def _passes_job(command: Command) -> bool:
+    """Tell whether a program gets the number of the job, which differs between the tasks."""
+    values = (*command.words, *(assignment.value for assignment in command.assignments))
+    if not any(_JOB & value.names for value in values):
+        return False
+    if command.name in _PRINTS:
+        return bool(set(command.piped_into) - {"tee", "cat"})
+    return not is_harmless(command)

@@ -337,8 +337,8 @@ RULES = (
         title="sampler that uses the local rank",
         severity=WARNING,
         check=find_local_sampler,
-        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes. It is "
-        "advice if the job starts ranks on its first node only.",
+        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes. The "
+        "finding is advice if the job starts ranks on its first node only.",
         example="""\
  --- train.py
  import os
@@ -354,7 +354,7 @@ RULES = (
         severity=WARNING,
         check=find_local_group_rank,
         why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique. "
-        "It is advice if the job starts ranks on its first node only.",
+        "The finding is advice if the job starts ranks on its first node only.",
         example="""\
  --- train.py
  import os

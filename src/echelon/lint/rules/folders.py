@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command
+from echelon.lint.facts import CONTAINER
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.repository import Repository
@@ -19,21 +20,16 @@ _OF_RESULTS = pattern(
     r"(?i)data|dataset|log|out|result|run|checkpoint|ckpt|env|build|wandb|model|tmp|temp|scratch|cache"
 )
 """Folders that a repository lacks on purpose."""
-_COMMON = frozenset(
-    {"project", "projects", "code", "src", "work", "home", "repos", "research", "thesis", "scratch"}
-)
-"""Names that other folders may have as well."""
 _MAKES = pattern(
     r"\b(?:mkdir|ln|mv|cp|rsync|tar|unzip)\s|\bgit\s+(?:clone|submodule|worktree)|makedirs|> "
 )
-_CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
 
 
 def find_lacking_folders(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or batch.suspect or "errexit" in batch.settings:
         return
-    if re.match(r"#!.*\s-\w*e", batch.text) or _CONTAINER.search(batch.text):
+    if re.match(r"#!.*\s-\w*e", batch.text) or CONTAINER.search(batch.text):
         return
     entered = [c for c in batch.commands if c.name == "cd" and c.certain and c.unchecked]
     if not entered or (repository := subject.files.repository(subject.path)) is None:
@@ -72,7 +68,7 @@ def _inside(command: Command, repository: Repository) -> str:
         return ""
     last = len(parts) - parts[::-1].index(repository.name)
     path = "/".join(parts[last:])
-    return path if _PLAIN.fullmatch(path) and repository.name.lower() not in _COMMON else ""
+    return path if _PLAIN.fullmatch(path) and not repository.has_common_name else ""
 
 
 def _may_be_made(subject: Subject, name: str) -> bool:

@@ -19,6 +19,7 @@ from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules import unused_gpus
+from echelon.lint.rules.wanted import OF_OUTPUT
 from echelon.lint.subject import Started, Subject
 
 _CONTAINER = pattern(r"\b(?:apptainer|singularity) (?:exec|run)\b")
@@ -27,6 +28,9 @@ _GIVES_GPUS = pattern(
 )
 """Text of scripts whose containers see GPUs; those of AMD need no option."""
 _COUNT_OF_GPUS = pattern(r"\b(gpu(?::[A-Za-z][\w.-]*)?):\d+\b")
+_RETURNS = frozenset({"screen", "tmux", "docker", "podman", "ray", "nohup", "setsid"})
+"""Programs that may return before what they start has ended."""
+_MOST_ARGUMENTS = 50
 _NUMBERS = pattern(r"\d{1,2}(?:,\d{1,2}){0,15}")
 _SEVERAL_TASKS = 2
 _SEVERAL = pattern(
@@ -51,9 +55,8 @@ def find_unused_tasks(subject: Subject) -> Iterator[Hit]:
         return
     if subject.directives.last("nodes") or not subject.started:
         return
-    code = [line for shell in subject.shells for line in shell.text.split("\n")]
     launched = any(one.launch.launcher or one.launch.mpi for one in subject.started)
-    if launched or any(_USES_TASKS.search(line) for line in code if line.lstrip()[:1] != "#"):
+    if launched or any(map(_USES_TASKS.search, subject.code)):
         return
     yield Hit(
         at=Place(subject.path, total.line),
@@ -129,7 +132,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
 
 
 def _more_ranks(subject: Subject, launch: Launch, gpus: int) -> str:
-    """Return how all GPUs are used, or how one is requested for what is meant as one process."""
+    """Return how all GPUs are used, or how to request only one for one process."""
     if launch.launcher is None:
         return f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun"
     of_all = {
@@ -145,28 +148,66 @@ def _more_ranks(subject: Subject, launch: Launch, gpus: int) -> str:
 
 def _one_gpu(subject: Subject) -> str:
     """Return the request of one GPU for each node, with the option that the job has."""
-    gres = subject.directives.last("gres")
-    if gres is None:
-        return "#SBATCH --gpus-per-node=1"
-    return "#SBATCH --gres=" + _COUNT_OF_GPUS.sub(r"\1:1", gres.value)
+    gres, total = map(subject.directives.last, ("gres", "gpus"))
+    each = subject.directives.last("gpus-per-node")
+    if gres and _COUNT_OF_GPUS.search(gres.value):
+        return "#SBATCH --gres=" + _COUNT_OF_GPUS.sub(r"\1:1", gres.value)
+    if total and not each and subject.job.nodes == 1:
+        return "#SBATCH --gpus=" + re.sub(r"[0-9]+$", "1", total.value)
+    return "#SBATCH --gpus-per-node=1"
 
 
 def _in_sequence(subject: Subject) -> Iterator[Hit]:
     """Find programs that run one after the other on different GPUs, each on a part of them."""
-    chosen = [(c, _devices(c)) for c in subject.commands if c.certain and _devices(c)]
+    commands = subject.batch.commands if subject.batch else ()
+    chosen = [(c, _devices(c)) for c in commands if c.certain and _devices(c)]
     gpus = subject.job.gpus_per_node
     if len(chosen) < 2 or not subject.is_job or any(c.background for c in subject.commands):
         return
-    (first, before), (_, after) = chosen[:2]
+    (first, before), (second, after) = chosen[:2]
     if before & after or (gpus is not None and len(before) >= gpus > 0):
+        return
+    returns = any(_RETURNS & {word.text for word in c.words} for c in subject.commands)
+    if returns or _shares_files(first, second):
         return
     yield Hit(
         at=first,
-        what=f"This program uses GPU {','.join(sorted(before))}. The program for GPU "
-        f"{','.join(sorted(after))} starts when it has ended, so the other GPUs are idle.",
-        fix="end both commands with `&`, then wait for each",
+        what=f"This program uses {_named(before)}, and the one in line {second.line}, for "
+        f"{_named(after)}, starts only after it has ended.",
+        fix="if they do not depend on each other, end both with `&`, then wait for each",
         severity=ADVICE,
     )
+
+
+def _named(devices: frozenset[str]) -> str:
+    *others, last = sorted(devices, key=int)
+    return f"GPUs {', '.join(others)} and {last}" if others else f"GPU {last}"
+
+
+def _shares_files(first: Command, second: Command) -> bool:
+    """Tell whether a command may read what an earlier one writes."""
+    before, after = set(_values(first)), set(_values(second))
+    inputs = {(option, value) for option, value in before & after if not OF_OUTPUT.search(option)}
+    written = {value.strip("/") for _, value in before - inputs}
+    read = {value.strip("/") for _, value in after - inputs}
+    return any(
+        one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+        for one in written
+        for other in read
+    )
+
+
+def _values(command: Command) -> Iterator[tuple[str, str]]:
+    """Yield the values of options, and other arguments that are paths, but not scripts."""
+    before = ""
+    for word in command.arguments[:_MOST_ARGUMENTS]:
+        name, equals, value = word.text.partition("=")
+        option, value = (name, value) if equals else (before, word.text)
+        before = "" if equals or not name.startswith("-") else name
+        named = option or "/" in value or "." in value
+        number = value.lower() == value.upper()
+        if named and not number and value[0] != "-" and not value.endswith((".py", ".sh")):
+            yield option, value.removeprefix("./")
 
 
 def _devices(command: Command) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from echelon.core.frozen import frozen
-from echelon.lint.facts import sources_others
+from echelon.lint.facts import CONTAINER, sources_others
 from echelon.lint.imported import imports_of
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
@@ -20,7 +20,6 @@ _CHANGES_PATH = pattern(
     r"pyrootutils|rootutils|autoroot"
 )
 """Text of scripts that may change where Python searches."""
-_CONTAINER = pattern(r"\b(?:singularity|apptainer|docker|podman|shifter|enroot)\b|--container-")
 _OTHER_PYTHON = pattern(r"ipython|pypy")
 _INSTALLERS = frozenset({"setup.py", "setup.cfg", "pyproject.toml", "meta.yaml"})
 _INSTALLS = ("PYTHONPATH", "pip install", "-e .", "setup.py", "conda develop", "add2virtualenv")
@@ -52,7 +51,7 @@ _COPIES = frozenset({"cp", "mv", "ln", "rsync"})
 
 def find_modules_not_found(subject: Subject) -> Iterator[Hit]:
     text = "\n".join(shell.text for shell in subject.shells)
-    if _CHANGES_PATH.search(text) or _CONTAINER.search(text) or sources_others(subject):
+    if _CHANGES_PATH.search(text) or CONTAINER.search(text) or sources_others(subject):
         return
     seen, told = set[str](), set[str]()
     for one in subject.started:

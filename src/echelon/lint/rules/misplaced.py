@@ -38,7 +38,7 @@ def find_misplaced(
                 at=one.at,
                 what=f"{only}, not in {here}. {one.reader} does not find it.",
                 fix=f"{folders[0] or '.'}/{one.path}",
-                severity=None if one.rooted else ADVICE,
+                severity=None if one.rooted and one.certain else ADVICE,
             )
         if one.found or entered or moves or usual & set(folders):
             continue

@@ -21,7 +21,8 @@ from echelon.lint.subject import Subject
 
 _FOLDER = pattern(r"(?:\.{1,2}/)*[A-Za-z0-9_][\w.+-]*(?:/[\w.+-]+)*/?")
 _SLOT = pattern(r"\b[A-Z]+_TO_[A-Z_]+\b")
-_CONTAINER = pattern(r"\b(?:singularity|apptainer)\b")
+_MOUNTS = pattern(r"\b(?:singularity|apptainer)\b")
+"""Containers that mount the directory of the job."""
 _OTHER_CONTAINER = pattern(
     r"\b(?:docker|podman|shifter|enroot)\b|--container-|--pwd\b|--cwd\b|--workdir\b|--home\b|"
     r"--contain(?:all)?\b|--no-mount\b|\b(?:singularity|apptainer)\b[^\n]{0,300}\s-(?:c|C|H|W)\s"
@@ -37,12 +38,23 @@ _COMMON = frozenset(
     }
 )
 """Names that most repositories have."""
+_COMMON_FOLDERS = frozenset(
+    {"src", "scripts", "tools", "configs", "config", "examples", "requirements", "data"}
+)
+"""Folders that most repositories have."""
 _ALIKE = 0.85
 _MOST = 5
 """Maximum number of missing paths to report, because each takes a search of the repository."""
 _MAKES = pattern(
     r"\b(?:mkdir|cp|mv|ln|tee|touch|rsync|sed|jq|envsubst|tar|unzip|cat|clone)\b|^\s*install\b"
 )
+_TARGET = r"(?:>\s{0,9}|-[efrsdoOxwL]\s{1,9}|--o[\w-]{0,20}[ =])"
+"""Text before the name of a file that a command may write."""
+_WRITES_LISTS = pattern(
+    r"\bpip-compile\b|\buv pip compile\b|\bpipreqs\b|"
+    r"\b(?:conda|mamba|micromamba|env|uv|poetry|pdm|pipenv|pixi) (?:export|requirements|lock)\b"
+)
+"""Commands that write lists of packages."""
 _WRITES = pattern(r"(?i)open\([^)]*['\"][wax]|dump|write|save|\bto_\w|out|copy|move|rename|link|>")
 """Lines that may create the files that they name."""
 _BRINGS_FILES = pattern(
@@ -76,12 +88,19 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     left = _leaving(subject, repository)
     if len(left) == 1 and left[0].certain and _CLONE.match(left[0].text):
         # It may be a clone under another name, which has the same folders.
-        wanted = [one for one in wanted if one.reader and _has_folder(one.path, repository)]
+        foreign = _may_be_foreign(left[0], wanted, repository)
+        wanted = [
+            one
+            for one in wanted
+            if one.reader
+            and _has_folder(one.path, repository)
+            and not (foreign and _folder(one.path) in _COMMON_FOLDERS)
+        ]
         folder = None
     elif left:
         return
-    if any(_CONTAINER.search(shell.text) for shell in subject.shells):
-        # The container mounts the directory of the job, so the arguments are the same files.
+    if any(_MOUNTS.search(shell.text) for shell in subject.shells):
+        # The arguments are files of the job.
         wanted = [one for one in wanted if not one.reader and _has_folder(one.path, repository)]
         folder = None
     yield from _misspelt_clone(subject, repository)
@@ -116,8 +135,20 @@ def _is_missing(path: str, repository: Repository) -> bool:
 
 def _has_folder(path: str, repository: Repository) -> bool:
     """Tell whether a repository has the folder of a path."""
-    folder = path.rpartition("/")[0]
+    folder = _folder(path)
     return bool(folder) and not repository.lacks(folder, folder=True)
+
+
+def _folder(path: str) -> str:
+    return path.removeprefix("./").rpartition("/")[0]
+
+
+def _may_be_foreign(command: Command, wanted: list[Wanted], repository: Repository) -> bool:
+    """Tell whether the directory that a job changes to may be that of another project."""
+    name = command.arguments[0].text.rstrip("/").rpartition("/")[2]
+    if name.startswith("$") or repository.resembles(name):
+        return False
+    return all(repository.lacks(one.path) for one in wanted if "/" in one.path)
 
 
 def _may_be_made(subject: Subject, one: Wanted) -> bool:
@@ -125,8 +156,10 @@ def _may_be_made(subject: Subject, one: Wanted) -> bool:
     name = one.path.rpartition("/")[2]
     code = "\n".join(shell.text for shell in subject.shells)
     if one.reader in LISTS_PACKAGES:
+        if _WRITES_LISTS.search(code):
+            return True
         code = re.sub(rf"\s-[rf]\s{{1,9}}{re.escape(one.path)}", "", code)
-    if re.search(rf"(?:>\s{{0,9}}|-[efrsdoOxwL]\s{{1,9}})[^\s>]{{0,200}}{re.escape(name)}", code):
+    if re.search(rf"{_TARGET}[^\s>]{{0,200}}{re.escape(name)}", code):
         return True
     own = set(code.split("\n"))
     if any(name in part and _MAKES.search(part) for part in re.split(r"[\n;&|]", code)):
@@ -259,10 +292,21 @@ def _leaving(subject: Subject, repository: Repository) -> list[Command]:
     return [
         c
         for c in subject.commands
-        if _BRINGS_FILES.match(c.text.rpartition("/bin/")[2])
+        if (_BRINGS_FILES.match(c.text.rpartition("/bin/")[2]) or _goes_beside(c, repository))
         and not _enters(c, repository)
         and not _UNPACKS_ELSEWHERE.search(c.text)
     ]
+
+
+def _goes_beside(command: Command, repository: Repository) -> bool:
+    """Tell whether a command changes to the directory of another project, as in `cd ../other`."""
+    path = command.arguments[0].text if command.name == "cd" and command.arguments else ""
+    folder = re.sub(r"^(?:\.{1,2}/)+", "", path)
+    if not path.startswith("../") or not folder.strip("./"):
+        return False
+    first = folder.partition("/")[0]
+    known = f"{first}/" in repository.names
+    return not known and not repository.nearest(first, folder=True)
 
 
 def _enters(command: Command, repository: Repository) -> bool:
@@ -300,7 +344,7 @@ RULES = (
         "if no path in the git repository of the job script ends with it, and if no command may "
         "create it or change the directory. A configuration file, an argument, a script that is "
         "only in another folder, or one with a notebook of its name is advice. A full path through "
-        "the directory of the repository has to be exact.",
+        "the directory of the repository has to be exact; outside home directories it is advice.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

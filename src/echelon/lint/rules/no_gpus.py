@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from echelon.lint.bash import Command
 from echelon.lint.files import Place
@@ -23,7 +24,9 @@ _NAMES_GPUS = pattern(
     r"gpu|[avhp]\d00|l40|gh200|b200|rtx|tesla|mi\d+|cuda|dgx|accel|booster|volta|ampere|hopper|\bgh\b"
 )
 _LOADS_CUDA = pattern(r"(?i)(?:module (?:load|add)|ml) [^\n]{0,200}(?:cuda|cudnn|nccl)")
-_NAMES_CPU = pattern(r"(?:^|[^a-z])cpu(?:s|only)?(?:[^a-z]|$)")
+_NAMES_CPU = pattern(r"(?:^|[^a-z])cpu(?:s|only)?(?:[^a-z]|$)|no[-_]?gpu|non[-_]?gpu")
+_REQUESTS = pattern(r"\bsbatch\b.{0,300}?\s(?:--gres|--gpus|-G)")
+"""A command that submits a job with GPUs."""
 _MAY_DO_WITHOUT = pattern(
     r"is_available|device_count|no[-_]cuda|use[-_]cuda|use[-_]gpu|with[-_]cuda|[\"']cpu[\"']|\btry:"
 )
@@ -35,18 +38,28 @@ _LEARNS = pattern(r"\.backward\(|\.fit\(|\bTrainer\(|\.train\(\)|\.eval\(\)")
 def find_no_gpus(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several or subject.job.gpus_per_node != 0:
         return
-    if _may_get_gpus(subject):
-        yield from _on_gpu_partition(subject)
-        return
+    hits = _on_gpu_partition(subject) if _may_get_gpus(subject) else _needs(subject)
+    for hit in islice(hits, 1):
+        if not _is_requested_outside(subject):
+            yield hit
+
+
+def _needs(subject: Subject) -> Iterator[Hit]:
+    """Yield the programs and commands of a job that need a GPU."""
     for one in subject.started:
         here = one.launch.amounts.gpus_per_node == 0 and not one.launch.elsewhere
         if here and (sign := _uses_gpus(one) or _needs_gpus(subject, one)):
             yield _no_gpus(one.launch, sign)
-            return
     for command in subject.commands:
         if sign := _shows_gpus(subject, command):
             yield _no_gpus(command, sign)
-            return
+
+
+def _is_requested_outside(subject: Subject) -> bool:
+    """Tell whether a comment or another file submits the job with GPUs."""
+    comments = [text for _, text, _ in subject.batch.comments] if subject.batch else []
+    lines = [*comments, *subject.files.lines_with(subject.path)]
+    return any(map(_REQUESTS.search, lines))
 
 
 def _no_gpus(at: Located, sign: str) -> Hit:
@@ -81,7 +94,8 @@ def _on_gpu_partition(subject: Subject) -> Iterator[Hit]:
     if whole or partition is None or _steps_ask(subject):
         return
     loads = next((c for c in subject.commands if _LOADS_CUDA.match(c.text)), None)
-    if loads and "gpu" in partition.value.lower() and "," not in partition.value:
+    name = partition.value.lower()
+    if loads and "gpu" in name and "," not in name and not _NAMES_CPU.search(name):
         yield Hit(
             at=Place(subject.path, partition.line),
             what=f"The job loads CUDA in partition {partition.value} and requests no GPUs.",

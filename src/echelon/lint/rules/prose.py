@@ -35,6 +35,13 @@ _OFTEN_USED = (
     *("deepspeed", "mpirun", "activate", "singularity", "apptainer", "unset", "sleep"),
 )
 _NAME = pattern(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+")
+_NAMED = pattern(r"(?:--|(?<![\w-])(?=\w{1,99}=))(\w{1,99})|\$\{?(\w{1,99})")
+"""The name of an option, or of a variable that is assigned or read."""
+_PROGRAM = pattern(
+    r"\b(?:alias|which|type|hash|function|command -v|where(?:is)?)\s{1,9}([\w-]{1,99})|"
+    r"(?<![\w-])(\w{1,99})\s{0,9}\(\)"
+)
+"""The name of an alias, a function, or a program that the script looks up."""
 _SHORTEST = 5
 
 
@@ -74,17 +81,16 @@ def _stray_names(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or batch.suspect or sources_others(subject):
         return
-    functions = {command.function for command in batch.commands}
-    for command in batch.commands:
+    alone = [c for c in batch.commands if _NAME.fullmatch(c.text) and not c.substituted]
+    if not alone:
+        return
+    named = {found[1] or found[2].lower() for found in _NAMED.finditer(batch.text)}
+    known = named - {found[1] or found[2] for found in _PROGRAM.finditer(batch.text)}
+    for command in alone:
         name = command.text
-        if not _NAME.fullmatch(name) or name in functions or command.substituted:
-            continue
         if command.words[0].uses or subject.line_at(command).strip() != name:
             continue
-        known = re.search(
-            rf"--{name}\b|(?<![\w-]){name}=|\$\{{?(?:{name}|{name.upper()})\b", batch.text
-        )
-        if known:
+        if name in known:
             yield Hit(
                 at=command,
                 what=f"`{name}` is the name of an option or a variable. Bash runs it as a "

@@ -72,7 +72,7 @@ def _reaches_nothing(subject: Subject) -> Iterator[Hit]:
     )
     words = (_full_name(sent[1]), *_FRAMEWORKS)
     handled = any(one.python and one.python.mentions(*words) for one in subject.started)
-    if plain and not any(map(_STEPS.search, _code(subject))):
+    if plain and not any(map(_STEPS.search, subject.code)):
         yield Hit(
             at=Place(subject.path, item.line),
             what="Without `B:`, Slurm sends the signal to the steps only, and the script starts "
@@ -88,12 +88,6 @@ def _full_name(sent: str) -> str:
     return Signals(int(sent)).name if sent.isdecimal() else f"SIG{sent.upper()}"
 
 
-def _code(subject: Subject) -> Iterator[str]:
-    """Yield the lines of all scripts that are no comments."""
-    for shell in subject.shells:
-        yield from (line for line in shell.text.split("\n") if line.lstrip()[:1] != "#")
-
-
 def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
     """Find a signal that ends the job script, because it has no handler."""
     handled = any(c.name in ("trap", "exec") for c in subject.commands if c.text != "trap - EXIT")
@@ -107,7 +101,7 @@ def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
         "script, and with it the job, before the time limit.",
         fix=f"#SBATCH --signal={name}@…  # without B:, if the program of srun handles {name}; "
         f"otherwise:\nsrun {forwards}"
-        if any(map(_STEPS.search, _code(subject)))
+        if any(map(_STEPS.search, subject.code))
         else f"exec …  # for the program, if it handles {name} and is the last command; "
         f"otherwise:\n{forwards}",
     )
@@ -157,7 +151,7 @@ def find_killed_by_name(subject: Subject) -> Iterator[Hit]:
 
 def _removed(subject: Subject) -> Iterator[Hit]:
     """Find `rm folder/*` if the script writes files named by the job ID into the folder."""
-    written = [*_code(subject), *(assignment.value.text for assignment in subject.assignments)]
+    written = [*subject.code, *(assignment.value.text for assignment in subject.assignments)]
     for command in subject.commands if subject.is_job else ():
         for word in command.arguments if command.name == "rm" else ():
             found = _ALL_OF.fullmatch(word.text)

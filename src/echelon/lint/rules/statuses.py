@@ -8,6 +8,7 @@ from itertools import takewhile
 from echelon.lint.bash import Command, Shell, Word
 from echelon.lint.exit_status import Ending, endings
 from echelon.lint.files import beside
+from echelon.lint.harmless import INSTALLS, start_of
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules.called_scripts import of_started, with_called
@@ -90,9 +91,7 @@ _RUNNERS = {
 }
 """Programs that run others, and how."""
 _INTERPRETERS = frozenset({"Rscript", "julia", "matlab", "octave", "java", "papermill", "perl"})
-_INSTALLS = pattern(
-    r"^(?:\S*/)?(?:uv(?: pip| tool)?|pip3?|(?:conda|mamba|micromamba)(?: env)?|poetry|pipenv) "
-    r"(?:-\S+ )*(?:install|venv|sync|create|update|add|download)\b|^(?:\S*/)?virtualenv\b|"
+_PREPARES_PYTHON = pattern(
     r"-m (?:pip|venv|ensurepip|virtualenv)\b|^(?:\S*/)?python[0-9.]* -(?:c|V|-version)\b"
 )
 _SPREADS = ("parallel", "xargs")
@@ -412,7 +411,8 @@ def _ignored(batch: Shell, plain: list[Command]) -> Iterator[Hit]:
 
 def _installs(command: Command) -> bool:
     """Tell whether a command prepares or tests an environment, and is seldom the work of a job."""
-    return bool(_INSTALLS.search(command.text))
+    installs = INSTALLS.match(start_of(command))
+    return bool(installs or _PREPARES_PYTHON.search(command.text))
 
 
 def _works(batch: Shell, command: Command) -> bool:

@@ -4,7 +4,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator
 
-from echelon.lint.bash import Assignment, Shell
+from echelon.lint.bash import Assignment
 from echelon.lint.facts import sources_others
 from echelon.lint.known import OF_PROGRAMS
 from echelon.lint.patterns import pattern
@@ -62,7 +62,7 @@ def find_unused(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.started or batch.suspect:
         return
-    code = _code(batch)
+    code = "\n".join(batch.code)
     if sources_others(subject) or _READS_BY_NAME.search(code):
         return
     wanted = batch.names_read - {a.name for a in batch.assignments}  # perhaps misspelt: E314
@@ -89,11 +89,6 @@ def _has_no_effect(subject: Subject, assignment: Assignment) -> bool:
     if name in subject.exported or len(name) < _SHORTEST or value.commands or value.text == "$!":
         return False
     return not (name in OF_PROGRAMS or _OF_BASH.fullmatch(name) or _INHERITED.fullmatch(name))
-
-
-def _code(batch: Shell) -> str:
-    """Return the text without whole-line comments."""
-    return "\n".join(line for line in batch.text.split("\n") if not line.lstrip().startswith("#"))
 
 
 def _unknown(subject: Subject) -> Iterator[Hit]:

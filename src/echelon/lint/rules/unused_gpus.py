@@ -6,14 +6,16 @@ import sys
 from collections.abc import Iterator
 
 from echelon.core.units import counted
+from echelon.lint.bash import Command
 from echelon.lint.facts import is_alone, spawns
-from echelon.lint.files import Place
-from echelon.lint.harmless import only_brings_files, runs_only_scripts
+from echelon.lint.files import Place, find_file
+from echelon.lint.harmless import INSTALLS, only_brings_files, runs_only_scripts, start_of
 from echelon.lint.imported import read_imported
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript, ancestors, constant, unparse
 from echelon.lint.rule import ADVICE, Hit
+from echelon.lint.rules.wanted import lists_of_packages
 from echelon.lint.subject import Started, Subject
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -25,10 +27,13 @@ _STARTS_PROGRAMS = pattern(
 """Text of scripts that may use modules or programs that lint does not see."""
 _MAY_USE_GPUS = pattern(r"(?i)cuda|gpu|nvidia|torch|\bdevice\b|rocm|pickle|joblib\.load|\bdill\b")
 _BUILDS_FOR_GPUS = pattern(
-    r"(?i)nvcc|nvidia-smi|flash|apex|arch_list|setup\.py|\s-e\s|\sgit\+|deepspeed|xformers|"
+    r"(?i)nvcc|nvidia-smi|flash|apex|arch_list|setup\.py|\s-e\s|\bgit\+|deepspeed|xformers|"
     r"no-build-isolation|is_available|mamba[-_]ssm|causal[-_]conv|detectron|install\s+\.|no-binary"
 )
-"""Text of scripts that may compile code for the GPUs of the node, or try them."""
+"""Text of commands and lists of packages that may compile code for GPUs, or try them."""
+_CHOOSES_BY_GPUS = pattern(r"(?i)torch|tensorflow|jax|cuda|cupy|rapids|gpu|openmm|faiss|dgl|pyg")
+"""Packages of which conda may choose the variant for CPUs on a node without GPUs."""
+_CONDA = frozenset({"conda", "mamba", "micromamba"})
 _FOUND_DEVICES = pattern(r"\bcuda\b|\bgpus?\b|device_count|tf\.config|\bjax\.")
 """Text that may have looked for the GPUs already."""
 _COMMENT = pattern(r"#[^\n]*")
@@ -100,7 +105,7 @@ def find_installations(subject: Subject) -> Iterator[Hit]:
     given = next(filter(None, map(subject.directives.last, _GPU_OPTIONS)), None)
     if not subject.job.gpus_per_node or given is None or not only_brings_files(subject):
         return
-    if _BUILDS_FOR_GPUS.search(subject.text):
+    if _may_need_gpus(subject):
         return
     line = subject.line_at(Place(subject.path, given.line)).strip()
     yield Hit(
@@ -109,6 +114,30 @@ def find_installations(subject: Subject) -> Iterator[Hit]:
         fix=f"delete `{line}`, unless the partition requires a GPU",
         severity=ADVICE,
     )
+
+
+def _may_need_gpus(subject: Subject) -> bool:
+    """Tell whether what a job installs may depend on the GPUs of its node."""
+    for command in subject.commands:
+        if command.name == "set":
+            continue
+        text = command.text
+        for path in _lists(command):
+            place = find_file(subject.files, path, (subject.path, ""))
+            if not place:
+                return True
+            text += f"\n{subject.files.read(place)}"
+        by_conda = command.name in _CONDA and _CHOOSES_BY_GPUS.search(text)
+        if by_conda or _BUILDS_FOR_GPUS.search(text):
+            return True
+    return False
+
+
+def _lists(command: Command) -> list[str]:
+    """Return the lists of packages that a command installs."""
+    found = INSTALLS.match(start_of(command))
+    lists = lists_of_packages(command) if found else []
+    return lists or (["environment.yml"] if found and found["env"] else [])
 
 
 def _has_no_launcher(launch: Launch) -> bool:

@@ -272,9 +272,7 @@ def _is_long(name: str) -> bool:
 
 def _code(subject: Subject) -> str:
     """Return the text of all shells without comments and very long lines."""
-    lines = (line for shell in subject.shells for line in shell.text.split("\n"))
-    code = (line for line in lines if not line.lstrip().startswith("#"))
-    return "\n".join(line for line in code if len(line) <= _LONGEST)
+    return "\n".join(line for line in subject.code if len(line) <= _LONGEST)
 
 
 @lru_cache(maxsize=_MOST_NAMES)

@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from echelon.core.frozen import frozen
-from echelon.lint.bash import Word
+from echelon.lint.bash import Command, Word
 from echelon.lint.files import beside, find_file
+from echelon.lint.harmless import INSTALLS, start_of
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import Located
@@ -29,15 +30,15 @@ _RUNS_SCRIPTS = frozenset(
     {"bash", "sh", "srun", "mpirun", "mpiexec", "exec", "time", "env", "nohup", "timeout"}
 )
 _MOST_ARGUMENTS = 50
-_INSTALLS = pattern(
-    r"(?:python[\d.]* -m |uv )?(?P<pip>pip)[\d.]* install\b|"
-    r"(?:conda|mamba|micromamba) env (?:create|update)\b"
-)
 LISTS_PACKAGES = ("pip", "conda")
 """Programs whose `-r` or `-f` comes before a file that they read."""
 _OF_REQUIREMENTS = frozenset({"-r", "--requirement", "--requirements", "-f", "--file"})
 _REQUIREMENTS = pattern(rf"{_RELATIVE}\.(?:txt|ya?ml)")
 _LONGEST_PATH = 1000
+_COPIES = frozenset({"cp", "mv", "ln", "rsync", "scp", "rclone", "sbcast"})
+_UNPACKS = frozenset({"tar", "unzip", "git"})
+_AT_HOME = pattern(r"~|\$\{HOME\}|(?:/[\w-]+)?/(?:home|users)\d?/")
+"""Where people keep the clone that they work in."""
 
 
 @frozen
@@ -51,7 +52,7 @@ class Wanted:
     certain: bool = True
     """Whether the job always reads it."""
     found: bool = False
-    """Whether lint finds it where the job may look for it, as far as its directory is not known."""
+    """Whether lint finds it beside the job script, or in the current directory."""
     rooted: bool = False
     """Whether the path begins in the top directory of the repository."""
 
@@ -100,30 +101,54 @@ def _programs(subject: Subject) -> Iterator[Wanted]:
 def _programs_by_full_path(subject: Subject) -> Iterator[Wanted]:
     """Yield the Python scripts that the job names by the directory of its repository."""
     repository = subject.files.repository(subject.path)
+    if repository is None or repository.has_common_name:
+        return
     for launch in (one.launch for one in subject.started if one.python is None):
         word = launch.program
-        if repository is None or word is None or launch.module or launch.elsewhere:
+        if word is None or launch.module or launch.elsewhere:
             continue
         full = word.text.startswith(("/", "~/", "$")) and len(word.text) <= _LONGEST_PATH
         inside = repository.inside(word.text) if full else []
         if len(inside) != 1 or not _PYTHON_SCRIPT.fullmatch(inside[0]):
             continue
-        if not _find(subject, word.text):
-            at = launch.place_of(word, subject.path)
-            yield Wanted(path=inside[0], at=at, reader="Python", rooted=True)
+        if not _find(subject, word.text) and not _is_copied(subject, word.text):
+            yield Wanted(
+                path=inside[0],
+                at=launch.place_of(word, subject.path),
+                reader="Python",
+                certain=bool(_AT_HOME.match(word.text)),
+                rooted=True,
+            )
+
+
+def _is_copied(subject: Subject, path: str) -> bool:
+    """Tell whether the job copies files to a path, or to a folder above it."""
+    words = list[Word]()
+    for command in subject.commands:
+        names = {command.name, *(word.text for word in command.words)}
+        if names & _COPIES:
+            words += command.words[-1:]
+        elif names & _UNPACKS:
+            words += command.words
+    ends = (f"{word.text.rstrip('/')}/" for word in words if word.text)
+    return any(f"{path}/".startswith(end) for end in ends)
 
 
 def _requirements(subject: Subject) -> Iterator[Wanted]:
     """Yield the lists of packages that pip and conda install."""
     for command in subject.batch.commands if subject.batch else ():
-        words = command.arguments[:_MOST_ARGUMENTS]
-        start = " ".join((command.name, *(word.text for word in words[:3])))
-        found = _INSTALLS.match(start) if command.certain and command.unchecked else None
-        if found is None:
+        found = INSTALLS.match(start_of(command))
+        if found is None or not (found["pip"] or found["env"]):
             continue
-        for option, word in pairwise(words):
-            if option.text in _OF_REQUIREMENTS and _REQUIREMENTS.fullmatch(word.text):
-                yield Wanted(path=word.text, at=command, reader=found["pip"] or "conda")
+        for path in lists_of_packages(command) if command.certain and command.unchecked else ():
+            if _REQUIREMENTS.fullmatch(path):
+                yield Wanted(path=path, at=command, reader="pip" if found["pip"] else "conda")
+
+
+def lists_of_packages(command: Command) -> list[str]:
+    """Return the files with the packages that a command installs."""
+    words = [word.text for word in command.arguments[:_MOST_ARGUMENTS]]
+    return [path for option, path in pairwise(words) if option in _OF_REQUIREMENTS]
 
 
 def _by_srun(subject: Subject) -> Iterator[Wanted]:
