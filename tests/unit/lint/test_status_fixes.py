@@ -19,7 +19,7 @@ echo "$*" >> ran
 [ "$(wc -l < ran)" -gt 1 ]
 """
 LOOP = "for i in 1 2; do\n  python a.py $i\n  echo next\ndone\n"
-IN_LOOP = "… || code=1  # for each program in a loop; end the script with: exit ${code:-0}"
+IN_LOOP = "… || failed=1  # for each program in a loop; end the script with: exit ${failed:-0}"
 AT_TOP = "set -e  # near the top of the script"
 
 
@@ -45,9 +45,9 @@ def apply(files, finding):
         elif named == own:
             lines[finding.line - 1] += change.removeprefix("…")
         else:
-            lines = [one + " || code=1" * one.startswith("bash") for one in lines]
-        if "exit ${code:-0}" in place:
-            lines = [*lines[: -1 if lines[-1] == "exit 0" else None], "exit ${code:-0}"]
+            lines = [one + " || failed=1" * one.startswith("bash") for one in lines]
+        if "exit ${failed:-0}" in place:
+            lines = [*lines[: -1 if lines[-1] == "exit 0" else None], "exit ${failed:-0}"]
         fixed[named] = "\n".join(lines) + "\n"
     return fixed
 
@@ -156,8 +156,10 @@ def test_several_runs_of_the_same_program_are_independent(tmp_path, end):
     body = "".join(f"python -u a.py {n}{end}\n" for n in range(3)) + "echo done\n"
     files = {"job.sh": JOB + body}
     [hit] = hits(files)
-    assert hit.fix == "… || code=1  # for each run of a.py; end the script with: exit ${code:-0}"
-    fixed = re.sub(r"(a\.py \d)", r"\1 || code=1", files["job.sh"]) + "exit ${code:-0}\n"
+    assert (
+        hit.fix == "… || failed=1  # for each run of a.py; end the script with: exit ${failed:-0}"
+    )
+    fixed = re.sub(r"(a\.py \d)", r"\1 || failed=1", files["job.sh"]) + "exit ${failed:-0}\n"
     assert run(tmp_path / "after", {"job.sh": fixed}) == (1, 3)
 
 
@@ -196,9 +198,9 @@ def test_a_function_that_is_called_several_times(tmp_path):
     for calls in (loop, "work 1\nwork 2\necho done\n"):
         [hit] = hits({"job.sh": JOB + work + calls})
         change, call = hit.fix.split("\n")
-        assert call == "work … || code=1  # for each call; end the script with: exit ${code:-0}"
+        assert call == "work … || failed=1  # for each call; end the script with: exit ${failed:-0}"
         fixed = work.replace("$1", f"$1 {change.removeprefix('… ')}")
-        fixed += re.sub(r"(work \S+)", r"\1 || code=1", calls) + "exit ${code:-0}\n"
+        fixed += re.sub(r"(work \S+)", r"\1 || failed=1", calls) + "exit ${failed:-0}\n"
         assert run(tmp_path / f"{len(calls)}", {"job.sh": JOB + fixed}) == (1, 2)
     [hit] = hits({"job.sh": f"{JOB}{work}work 1\necho done\n"})
     assert hit.fix == AT_TOP
@@ -216,7 +218,8 @@ def test_a_function_that_is_called_several_times(tmp_path):
 def test_a_failure_in_a_script_that_the_job_starts(tmp_path, body, work, ran):
     files = {"job.sh": JOB + body, "work.sh": f"#!/bin/bash\n{work}"}
     [hit] = [f for f in hits(files) if f.path == "work.sh"]
-    assert hit.what.startswith("This script, and the line of the job that starts it, succeed even")
+    assert hit.what.startswith("This script succeeds even if this command fails, because ")
+    assert hit.what.endswith(", so the job does not notice.")
     assert ("job script" in hit.fix) == (body != "bash work.sh\n")
     assert run(tmp_path / "before", files)[0] == 0
     status, times = run(tmp_path / "after", apply(files, hit))

@@ -263,7 +263,7 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
 
 
 def _lost_in_scripts(subject: Subject) -> Iterator[Hit]:
-    """Find failures that a script hides which the job starts."""
+    """Find failures in scripts that the job starts, and that these scripts hide."""
     for shell in subject.shells[1:]:
         name = shell.path.rpartition("/")[2]
         sourced = any(c.name in ("source", ".") and name in c.text for c in subject.commands)
@@ -297,7 +297,7 @@ def _hidden(
         tolerated = is_tolerated(batch, command.function)
         yield Hit(
             at=command,
-            what=f"If this command fails, {command.function} continues, and its status does not "
+            what=f"If this command fails, `{command.function}` continues, and its status does not "
             "show the failure."
             if tolerated
             else f"The job is COMPLETED even if this command fails, because {what} (line {line}) "
@@ -458,6 +458,8 @@ def _continued(
     others = {c.line for c in programs}
     for command, ends in lost:
         following = [c for c in programs if c.line > command.line]
+        if is_tolerated(batch, command.function):
+            continue
         if following and command in programs and {end.line for end in ends} <= others:
             yield Hit(
                 at=command,
