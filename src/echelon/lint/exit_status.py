@@ -255,6 +255,8 @@ class _Interpreter:
         failed, pipefail = state.failed, state.pipefail
         for part in parts:
             ends = self._each(part, [state.copy(failed=failed, traps={})], guard=guard)
+            if not ends:
+                raise _UnclearError
             if len({end.status for end in ends}) != 1:
                 ends = ends[:1]
             statuses.append(ends[0].status)
@@ -362,6 +364,12 @@ class _Interpreter:
         for _ in range(2 if self._once else 1):
             tested = self.run_all(conditions, states, guard=True)
             inside = [end for end in tested if end.status == 0 or end.flow]
+            if not inside:
+                states = [
+                    end.copy(status=0, handled=end.handled or _notices(state, end))
+                    for end in tested
+                ]
+                break
             if forever and any(not end.flow for end in self._each(body, inside, guard=guard)):
                 raise _UnclearError
             states = self._failed_first(self._each(body, inside, guard=guard))

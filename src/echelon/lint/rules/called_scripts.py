@@ -8,7 +8,7 @@ from echelon.lint.bash import Command, Shell
 from echelon.lint.exit_status import endings
 from echelon.lint.rule import ADVICE, Hit
 from echelon.lint.rules.programs import QUIET
-from echelon.lint.rules.status_fixes import errexit_fix, fix_of_calls
+from echelon.lint.rules.status_fixes import fix_of_calls, fix_of_other
 from echelon.lint.subject import Subject
 
 
@@ -61,7 +61,7 @@ def with_called(subject: Subject, hit: Hit) -> Hit:
         work = [c for c in plain if c.name not in QUIET]
         quiet = end and end.certain and end.name in QUIET
         if work and quiet and "errexit" not in shell.settings:
-            fix = errexit_fix(shell, work[-1], of=shell.path.rpartition("/")[2])
+            fix = fix_of_other(shell, work[-1], of=shell.path.rpartition("/")[2])
             return replace(hit, fix=f"{hit.fix}\n{fix}")
     return hit
 

@@ -24,7 +24,9 @@ _HELPS = pattern(
     r"redis|mongod|postgres|jupyter|code|nohup|scheduler|worker|ray\b|dask|mps-control"
 )
 """Programs that run beside the work of a job."""
-_NOT_WORK = QUIET | {"cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk"}
+_NOT_WORK = QUIET | {
+    *("cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk", "read"),
+}
 _PROBE = pattern(
     r"^\s*(?:until|while\s+(?:!|\[\[?\s(?=[^#\n]*(?:!=|-z|-ne))))\s*[^#\n]*?(?:/dev/tcp/|"
     r"(?<![-\w./])(?:curl|wget|nc|ncat|redis-cli|pg_isready)\s)"

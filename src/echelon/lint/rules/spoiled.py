@@ -9,7 +9,7 @@ from echelon.lint.files import find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, Hit
 from echelon.lint.rules.failures import is_noticed
-from echelon.lint.rules.status_fixes import errexit_fix
+from echelon.lint.rules.status_fixes import ending_fix
 from echelon.lint.subject import Subject
 
 _ARCHIVE = pattern(r"(?i)\.(?:zip|tar|tgz|tbz2?|txz|tar\.\w{2,4}|7z|rar|gz)$")
@@ -76,7 +76,7 @@ def find_incomplete(batch: Shell) -> Iterator[Hit]:
                     at=command,
                     what=f"If this download fails, line {later.line} still unpacks what there is, "
                     "and the script continues without the data.",
-                    fix=errexit_fix(batch, command),
+                    fix=ending_fix(batch, command),
                     severity=ADVICE,
                 )
                 return

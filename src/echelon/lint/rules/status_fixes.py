@@ -18,7 +18,8 @@ _TOP = "near the top of the script"
 ERREXIT = f"set -e  # {_TOP}"
 _PIPEFAIL = f"set -o pipefail  # {_TOP}"
 _EXITS = "… || exit 1"
-_RETURNS = "… || return 1"
+_RETURN = "|| return 1"
+_RETURNS = f"… {_RETURN}"
 _TESTED = f"{_RETURNS}  # `set -e` has no effect in a function whose status is tested"
 _WORDS = "test the status of this command, and let the script exit with 1 if it failed"
 _RETRIED = "test after the loop whether a try has succeeded, and exit with 1 if none has"
@@ -91,16 +92,16 @@ def fix_of(batch: Shell, command: Command, *, piped: bool = False) -> str:
         command: the command.
         piped: it is in a pipe, so that its failure needs `pipefail`, too.
     """
-    retried = _fix_of_tries(batch, command)
-    if retried:
+    if retried := _fix_of_tries(batch, command, piped=piped):
         return f"{_PIPEFAIL}\n{retried}" if piped else retried
     if not piped and is_tolerated(batch, command.function):
         return _TESTED
-    changes = _changes(batch, command)
-    for change in (_with_pipefail(one) for one in changes) if piped else changes:
-        calls = [c for c, _ in change.additions if c.name == command.function]
-        if all(_shows(batch, change, one) for one in (command, *calls)):
-            return change.shown
+    calls = [call for call in _calls(batch, command.function) if not _is_tested(batch, call)]
+    for change in _changes(batch, command):
+        tried = _with_pipefail(change) if piped else change
+        returns = (command, _RETURN) in change.additions
+        if all(_shows(batch, tried, one) for one in (command, *(calls if returns else ()))):
+            return tried.shown
     return f"{_PIPEFAIL}\n{_WORDS}" if piped else _WORDS
 
 
@@ -109,8 +110,8 @@ def _changes(batch: Shell, command: Command) -> Iterator[_Change]:
     flag = _flag(batch)
     last, ending = f"exit ${{{flag}:-0}}", f"end the script with: exit ${{{flag}:-0}}"
     calls = _calls(batch, command.function)
-    tested = [call for call in calls if any(end.handled for end in _ends(batch, call))]
-    returns = ((command, "|| return 1"),)
+    tested = [call for call in calls if _is_tested(batch, call)]
+    returns = ((command, _RETURN),)
     if tested:
         yield _Change(shown=_TESTED, additions=returns)
     if tested or len(calls) > 1 or any(call.repeated for call in calls):
@@ -146,7 +147,7 @@ def _with_pipefail(change: _Change) -> _Change:
     return replace(change, shown=f"{_PIPEFAIL}\n{change.shown}", setting="set -o pipefail")
 
 
-def _fix_of_tries(batch: Shell, command: Command) -> str:
+def _fix_of_tries(batch: Shell, command: Command, *, piped: bool) -> str:
     """Return the fix for a loop that runs a command until it succeeds; empty for others."""
     chain = _chain(batch.text, command) if command.repeated else None
     text = _text(batch.text, chain) if chain else ""
@@ -154,7 +155,7 @@ def _fix_of_tries(batch: Shell, command: Command) -> str:
         return ""
     loops = [node for node in _above(chain) if node.type in _LOOPS]
     found = _RETRIES.search(text)
-    if found is None or len(loops) != 1 or command.function and found[1] == "return":
+    if found is None or len(loops) != 1 or (command.function and found[1] == "return"):
         return _RETRIED
     end = loops[0].end_byte
     flag = "succeeded"
@@ -170,15 +171,25 @@ def _fix_of_tries(batch: Shell, command: Command) -> str:
             source[end:],
         )
     ).decode(errors="replace")
-    ends = endings(changed, command.line, command.name)
+    if piped:
+        changed = f"set -o pipefail\n{changed}"
+    ends = endings(changed, command.line + piped, command.name)
     if not ends or any(one.succeeds for one in ends):
         return _RETRIED
     first = f"… && {flag}=1 && break\n" if found[1] == "break" else ""
     return f"{first}{test}  # after the loop"
 
 
-def errexit_fix(batch: Shell, command: Command, *, of: str) -> str:
-    """Return what ends a script that the job needs, too.
+def ending_fix(batch: Shell, command: Command) -> str:
+    """Return what ends the script if a command fails, although it is in a loop."""
+    place = _errexit(batch, command)
+    exits = _Change(shown=_EXITS, additions=((command, "|| exit 1"),))
+    changes = [place, exits] if place else [exits]
+    return next((one.shown for one in changes if _shows(batch, one, command)), _WORDS)
+
+
+def fix_of_other(batch: Shell, command: Command, *, of: str) -> str:
+    """Return what ends a script that the job starts, also if lint cannot execute the script.
 
     Args:
         batch: the script.
@@ -186,8 +197,14 @@ def errexit_fix(batch: Shell, command: Command, *, of: str) -> str:
         of: the name of the script.
     """
     change = _errexit(batch, command)
-    if change is None:
+    ends = _ends_after(batch, change, command) if change else ()
+    if change is None or any(end.succeeds for end in ends):
         return f"{_EXITS}  # for line {command.line} of {of}, too"
+    return _elsewhere(change, of)
+
+
+def _elsewhere(change: _Change, of: str) -> str:
+    """Return a fix with `set -e` for a script that is not the one with the finding."""
     if change.above == 1:
         return f"{change.setting}  # near the top of {of}, too"
     place = f"above line {change.above}"
@@ -213,7 +230,7 @@ def fix_of_calls(batch: Shell, calls: list[Command], *, of: str) -> str:
         return counts.shown
     place = _errexit(batch, calls[0])
     if place and all(_shows(batch, place, call) for call in calls):
-        return errexit_fix(batch, calls[0], of=of)
+        return _elsewhere(place, of)
     exits = _Change(shown="", additions=tuple((call, "|| exit 1") for call in calls))
     lines = ", ".join(str(call.line) for call in calls)
     if all(_shows(batch, exits, call) for call in calls):
@@ -311,6 +328,10 @@ def is_tolerated(batch: Shell, function: str) -> bool:
     return bool(calls) and all(
         ends and all(end.handled and end.succeeds for end in ends) for ends in calls
     )
+
+
+def _is_tested(batch: Shell, call: Command) -> bool:
+    return any(end.handled for end in _ends(batch, call))
 
 
 def _calls(batch: Shell, function: str) -> list[Command]:
