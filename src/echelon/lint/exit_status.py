@@ -149,8 +149,7 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
     if script.tree.root.has_error:
         return None
     interpreter = _Interpreter(script, line, name, once=once)
-    first = text.split("\n", 1)[0]
-    start = _State(errexit=bool(re.match(r"#!.*\s-\w*e", first)))
+    start = _State(errexit=begins_with_errexit(text))
     try:
         ends = [
             end
@@ -171,6 +170,11 @@ def endings(text: str, line: int, name: str, *, once: bool = False) -> tuple[End
         )
         for state in ends
     )
+
+
+def begins_with_errexit(text: str) -> bool:
+    """Tell whether the first line of a script starts bash with `-e`."""
+    return bool(re.match(r"#!.*\s-\w*e", text))
 
 
 class _Interpreter:

@@ -68,6 +68,12 @@ def with_called(subject: Subject, hit: Hit) -> Hit:
 
 def _called(subject: Subject, command: Command) -> list[Shell]:
     """Return the script that a command starts."""
-    words = {re.sub(r"^(?:.*\}|\$\w+|\.)/", "", word.text) for word in command.words}
-    others = (shell for shell in subject.shells[1:] if shell.path != subject.path)
-    return [s for s in others if any(f"/{s.path}".endswith(f"/{word}") for word in words if word)]
+    words = [re.sub(r"^(?:.*\}|\$\w+|\.)/", "", word.text) for word in command.words]
+    others = [shell for shell in subject.shells[1:] if shell.path != subject.path]
+    named = [s for s in others if any(_ends_with(s.path, word) for word in words)]
+    # Otherwise, the repository may be at another place.
+    return named or [s for s in others if any(_ends_with(word, s.path) for word in words)]
+
+
+def _ends_with(path: str, end: str) -> bool:
+    return bool(end) and f"/{path}".endswith(f"/{end}")

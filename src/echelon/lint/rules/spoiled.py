@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell
+from echelon.lint.exit_status import begins_with_errexit
 from echelon.lint.files import find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, Hit
@@ -136,9 +137,9 @@ def find_missing_source(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or subject.directives.last("chdir") is not None:
         return
-    if "errexit" in batch.settings or re.match(
-        r"#!\S*(?:/|env )(?:da)?sh\b|#!.*\s-\w*e", batch.text
-    ):
+    if "errexit" in batch.settings or begins_with_errexit(batch.text):
+        return
+    if re.match(r"#!\S*(?:/|env )(?:da)?sh\b", batch.text):
         return
     for command in batch.commands:
         if command.name in ("cd", "pushd"):
