@@ -321,8 +321,8 @@ NO_TRY = "test after the loop whether a try has succeeded, and exit with 1 if no
         (
             TRY.format("| tee log && break") + "echo done\n",
             (
-                f"set -o pipefail  # near the top of the script\n… && succeeded=1 && break\n{TESTED}"
-                "  # after the loop"
+                "set -o pipefail  # near the top of the script\n… && succeeded=1 && break\n"
+                f"{TESTED}  # after the loop"
             ),
             "set -o pipefail\n"
             + TRY.format("| tee log && succeeded=1 && break")
@@ -406,11 +406,12 @@ PIPEFAIL = "set -o pipefail  # near the top of the script"
         (
             "work() {\n  python a.py | tee log\n  echo after\n}\nwork || exit 1\n",
             (
-                f"{PIPEFAIL}\n… || return 1  # `set -e` has no effect in a function whose status is "
-                "tested"
+                f"{PIPEFAIL}\n… || return 1  # `set -e` has no effect in a function whose status "
+                "is tested"
             ),
             (
-                "set -o pipefail\nwork() {{\n  python a.py | tee log || return 1\n  echo after\n}}\n"
+                "set -o pipefail\n"
+                "work() {{\n  python a.py | tee log || return 1\n  echo after\n}}\n"
                 "work || exit 1\n"
             ),
         ),
