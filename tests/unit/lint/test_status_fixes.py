@@ -452,6 +452,17 @@ def test_a_function_whose_failures_are_all_tolerated_has_no_other_fix():
     assert not any("set -e" in f.fix for f in hits({"job.sh": JOB + body}))
 
 
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        ("./serve &\npython a.py\nwait\n", "status=$?  # behind this command, and behind line 5: "),
+        ("./serve &\nfor i in 1 2; do\n  python a.py $i\ndone\nwait\n", "test the status of this"),
+    ],
+)
+def test_a_program_before_wait(body, fix):
+    assert [f.fix.startswith(fix) for f in hits({"job.sh": JOB + body})] == [True]
+
+
 def test_what_reads_in_a_piped_loop_is_no_program():
     body = "while read -r x; do\n  echo $x\ndone < a.py | tee log\n"
     assert hits({"job.sh": JOB + body}) == []

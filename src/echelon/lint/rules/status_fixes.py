@@ -21,7 +21,7 @@ _EXITS = "… || exit 1"
 _RETURN = "|| return 1"
 _RETURNS = f"… {_RETURN}"
 _TESTED = f"{_RETURNS}  # `set -e` has no effect in a function whose status is tested"
-_WORDS = "test the status of this command, and let the script exit with 1 if it failed"
+WORDS = "test the status of this command, and let the script exit with 1 if it failed"
 _RETRIED = "test after the loop whether a try has succeeded, and exit with 1 if none has"
 _FLAGS = ("failed", "any_failed")
 _RETRIES = pattern(r"&&\s*(break|exit|return)\b")
@@ -102,7 +102,7 @@ def fix_of(batch: Shell, command: Command, *, piped: bool = False) -> str:
         returns = (command, _RETURN) in change.additions
         if all(_shows(batch, tried, one) for one in (command, *(calls if returns else ()))):
             return tried.shown
-    return f"{_PIPEFAIL}\n{_WORDS}" if piped else _WORDS
+    return f"{_PIPEFAIL}\n{WORDS}" if piped else WORDS
 
 
 def _changes(batch: Shell, command: Command) -> Iterator[_Change]:
@@ -185,7 +185,7 @@ def ending_fix(batch: Shell, command: Command) -> str:
     place = _errexit(batch, command)
     exits = _Change(shown=_EXITS, additions=((command, "|| exit 1"),))
     changes = [place, exits] if place else [exits]
-    return next((one.shown for one in changes if _shows(batch, one, command)), _WORDS)
+    return next((one.shown for one in changes if _shows(batch, one, command)), WORDS)
 
 
 def fix_of_other(batch: Shell, command: Command, *, of: str) -> str:

@@ -30,6 +30,7 @@ from echelon.lint.rules.prose import is_text
 from echelon.lint.rules.spoiled import find_incomplete, find_missing_source, find_spoiled
 from echelon.lint.rules.status_fixes import (
     ERREXIT,
+    WORDS,
     fix_of,
     is_tolerated,
     script_of,
@@ -287,7 +288,9 @@ def _hidden(
         yield Hit(
             at=command,
             what=f"The job has the status of wait (line {line}), not of this command.",
-            fix=f"code=$?  # behind this command, and behind line {line}: exit $code",
+            fix=WORDS
+            if command.repeated or command.function
+            else f"status=$?  # behind this command, and behind line {line}: exit $status",
             severity=ADVICE,
         )
         return
