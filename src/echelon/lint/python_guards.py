@@ -7,7 +7,7 @@ one.
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
@@ -49,8 +49,15 @@ def _guards(script: PythonScript, node: ast.AST, seen: frozenset[str]) -> list[s
 
 def are_alternatives(guarded: Iterable[list[str]]) -> bool:
     """Tell whether places are in both branches of a condition, so every rank reaches one."""
-    conditions = {condition for conditions in guarded for condition in conditions}
-    return any(f"not ({condition})" in conditions for condition in conditions)
+    conditions = frozenset(condition for conditions in guarded for condition in conditions)
+    return has_alternative(conditions, conditions)
+
+
+def has_alternative(tests: Collection[str], conditions: frozenset[str]) -> bool:
+    """Tell whether the opposite of one of some tests is among the conditions."""
+    negated = {condition[len("not (") : -1] for condition in conditions if condition[:5] == "not ("}
+    opposites = {test[len("not (") : -1] for test in tests if test[:5] == "not ("}
+    return bool(negated & set(tests) or opposites & conditions)
 
 
 def is_called(script: PythonScript, node: ast.AST) -> bool:

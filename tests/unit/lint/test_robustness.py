@@ -323,3 +323,31 @@ def test_long_scripts_take_no_more_than_some_function_calls(text):
     lint(f"{JOB}{text}", path="job.sh", files=TextFiles({"a.py": "print(1)\n"}), programs=SlurmOf())
     counted.disable()
     assert sum(entry.callcount for entry in counted.getstats()) < 8_000_000
+
+
+_NAMES = "".join(f"    value_{n} = {n}\n" for n in range(1700))
+_DDP = """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from models import Model
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+model = DistributedDataParallel(Model())
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"def main():\n{_NAMES}" + "".join(f"    print(valu_{n}x)\n" for n in range(2000)),
+        _DDP + "".join(f"if rank == 0:\n    model({n})\n    print(x{n})\n" for n in range(450)),
+    ],
+    ids=["names", "guards"],
+)
+def test_long_python_takes_no_more_than_some_function_calls(text):
+    counted = cProfile.Profile()
+    counted.enable()
+    files = TextFiles({"a.py": text})
+    lint(f"{JOB}srun -n2 python a.py\n", path="job.sh", files=files, programs=SlurmOf())
+    counted.disable()
+    assert sum(entry.callcount for entry in counted.getstats()) < 8_000_000

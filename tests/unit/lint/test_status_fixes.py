@@ -18,8 +18,9 @@ PROGRAM = """\
 echo "$*" >> ran
 [ "$(wc -l < ran)" -gt 1 ]
 """
+FAILS = PROGRAM + "exit 1\n"
 LOOP = "for i in 1 2; do\n  python a.py $i\n  echo next\ndone\n"
-IN_LOOP = "… || code=1  # for each program in a loop; end the script with: exit ${code:-0}"
+IN_LOOP = "… || failed=1  # for each program in a loop; end the script with: exit ${failed:-0}"
 AT_TOP = "set -e  # near the top of the script"
 
 
@@ -45,17 +46,17 @@ def apply(files, finding):
         elif named == own:
             lines[finding.line - 1] += change.removeprefix("…")
         else:
-            lines = [one + " || code=1" * one.startswith("bash") for one in lines]
-        if "exit ${code:-0}" in place:
-            lines = [*lines[: -1 if lines[-1] == "exit 0" else None], "exit ${code:-0}"]
+            lines = [one + " || failed=1" * one.startswith("bash") for one in lines]
+        if "exit ${failed:-0}" in place:
+            lines = [*lines[: -1 if lines[-1] == "exit 0" else None], "exit ${failed:-0}"]
         fixed[named] = "\n".join(lines) + "\n"
     return fixed
 
 
-def run(folder, files):
+def run(folder, files, program=PROGRAM):
     """Return the exit status of the job, and how often its program ran."""
     folder.mkdir()
-    for name, text in {**files, "python": PROGRAM}.items():
+    for name, text in {**files, "python": program}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     done = subprocess.run(
@@ -156,8 +157,10 @@ def test_several_runs_of_the_same_program_are_independent(tmp_path, end):
     body = "".join(f"python -u a.py {n}{end}\n" for n in range(3)) + "echo done\n"
     files = {"job.sh": JOB + body}
     [hit] = hits(files)
-    assert hit.fix == "… || code=1  # for each run of a.py; end the script with: exit ${code:-0}"
-    fixed = re.sub(r"(a\.py \d)", r"\1 || code=1", files["job.sh"]) + "exit ${code:-0}\n"
+    assert (
+        hit.fix == "… || failed=1  # for each run of a.py; end the script with: exit ${failed:-0}"
+    )
+    fixed = re.sub(r"(a\.py \d)", r"\1 || failed=1", files["job.sh"]) + "exit ${failed:-0}\n"
     assert run(tmp_path / "after", {"job.sh": fixed}) == (1, 3)
 
 
@@ -196,9 +199,9 @@ def test_a_function_that_is_called_several_times(tmp_path):
     for calls in (loop, "work 1\nwork 2\necho done\n"):
         [hit] = hits({"job.sh": JOB + work + calls})
         change, call = hit.fix.split("\n")
-        assert call == "work … || code=1  # for each call; end the script with: exit ${code:-0}"
+        assert call == "work … || failed=1  # for each call; end the script with: exit ${failed:-0}"
         fixed = work.replace("$1", f"$1 {change.removeprefix('… ')}")
-        fixed += re.sub(r"(work \S+)", r"\1 || code=1", calls) + "exit ${code:-0}\n"
+        fixed += re.sub(r"(work \S+)", r"\1 || failed=1", calls) + "exit ${failed:-0}\n"
         assert run(tmp_path / f"{len(calls)}", {"job.sh": JOB + fixed}) == (1, 2)
     [hit] = hits({"job.sh": f"{JOB}{work}work 1\necho done\n"})
     assert hit.fix == AT_TOP
@@ -216,7 +219,8 @@ def test_a_function_that_is_called_several_times(tmp_path):
 def test_a_failure_in_a_script_that_the_job_starts(tmp_path, body, work, ran):
     files = {"job.sh": JOB + body, "work.sh": f"#!/bin/bash\n{work}"}
     [hit] = [f for f in hits(files) if f.path == "work.sh"]
-    assert hit.what.startswith("This script, and the line of the job that starts it, succeed even")
+    assert hit.what.startswith("This script succeeds even if this command fails, because ")
+    assert hit.what.endswith(", so the job does not notice.")
     assert ("job script" in hit.fix) == (body != "bash work.sh\n")
     assert run(tmp_path / "before", files)[0] == 0
     status, times = run(tmp_path / "after", apply(files, hit))
@@ -301,6 +305,196 @@ def test_rm_fails_if_the_program_has_not_written_the_file(last, severity):
     assert [f.severity for f in found] == [severity]
 
 
+TRY = "for i in 1 2 3; do\n  python a.py {}\n  sleep 0\ndone\n"
+TESTED = '[ "${succeeded:-0}" = 1 ] || exit 1'
+NO_TRY = "test after the loop whether a try has succeeded, and exit with 1 if none has"
+
+
+@pytest.mark.parametrize(
+    ("body", "fix", "fixed"),
+    [
+        (
+            TRY.format("&& break") + "echo done\n",
+            f"… && succeeded=1 && break\n{TESTED}  # after the loop",
+            TRY.format("&& succeeded=1 && break") + f"{TESTED}\necho done\n",
+        ),
+        (
+            TRY.format("| tee log && break") + "echo done\n",
+            (
+                "set -o pipefail  # near the top of the script\n… && succeeded=1 && break\n"
+                f"{TESTED}  # after the loop"
+            ),
+            "set -o pipefail\n"
+            + TRY.format("| tee log && succeeded=1 && break")
+            + f"{TESTED}\necho done\n",
+        ),
+        (
+            "for i in 1 2 3; do python a.py && exit 0; sleep 0; done; echo failed\n",
+            "exit 1  # after the loop",
+            "for i in 1 2 3; do python a.py && exit 0; sleep 0; done; exit 1; echo failed\n",
+        ),
+    ],
+)
+def test_a_loop_that_tries_again_succeeds_if_one_try_does(tmp_path, body, fix, fixed):
+    [hit] = hits({"job.sh": JOB + body})
+    assert hit.fix == fix
+    assert run(tmp_path / "before", {"job.sh": JOB + body}, FAILS)[0] == 0
+    assert run(tmp_path / "none", {"job.sh": JOB + fixed}, FAILS) == (1, 3)
+    assert run(tmp_path / "second", {"job.sh": JOB + fixed}) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"for seed in 1 2; do\n{TRY.format('&& break')}done\necho done\n",
+        TRY.format("&& { echo well; break; }") + "echo done\n",
+    ],
+)
+def test_a_loop_that_tries_again_in_another_way_has_words_as_its_fix(body):
+    assert [f.fix for f in hits({"job.sh": JOB + body})] == [NO_TRY]
+
+
+WORK = "work() {\n  python a.py $1\n  echo after\n}\n"
+READS = "cat a.py b.py | while read -r seed; do\n  python a.py {}\ndone\n"
+COUNTS = "… || failed=1  # for each program in a loop; end the script with: exit ${failed:-0}"
+OUTSIDE = "(…) || failed=1  # behind the parentheses; end the script with: exit ${failed:-0}"
+PIPEFAIL = "set -o pipefail  # near the top of the script"
+
+
+@pytest.mark.parametrize(
+    ("body", "fix", "fixed"),
+    [
+        (READS.format("") + "echo done\n", AT_TOP, "set -e\n{}"),
+        (
+            READS.format("| tee log"),
+            "set -eo pipefail  # near the top of the script",
+            "set -eo pipefail\n{}",
+        ),
+        (
+            f"{READS.format('').strip()} | tee log\n",
+            "set -eo pipefail  # near the top of the script",
+            "set -eo pipefail\n{}",
+        ),
+        (
+            "code=$HOME/code\nfor i in 1 2; do\n  python a.py $code\ndone\necho done\n",
+            COUNTS,
+            "for i in 1 2; do\n  python a.py $code || failed=1\ndone\nexit ${{failed:-0}}\n",
+        ),
+        (
+            "failed=0\nfor i in 1 2; do\n  python a.py $i\ndone\necho $failed\n",
+            COUNTS.replace("failed", "any_failed"),
+            (
+                "failed=0\nfor i in 1 2; do\n  python a.py || any_failed=1\ndone\necho $failed\n"
+                "exit ${{any_failed:-0}}\n"
+            ),
+        ),
+        (
+            "for i in 1 2; do python a.py $i; done; echo done\n",
+            COUNTS,
+            "for i in 1 2; do python a.py $i || failed=1; done; echo done\nexit ${{failed:-0}}\n",
+        ),
+        (
+            "for i in 1 2; do\n  (cd . && python a.py $i)\ndone\necho done\n",
+            OUTSIDE,
+            "for i in 1 2; do\n  (cd . && python a.py $i) || failed=1\ndone\nexit ${{failed:-0}}\n",
+        ),
+        (
+            "for i in 1 2; do\n  (\n    python a.py $i\n    echo\n  )\ndone\necho done\n",
+            AT_TOP,
+            "set -e\n{}",
+        ),
+        (
+            "work() {\n  python a.py | tee log\n  echo after\n}\nwork || exit 1\n",
+            (
+                f"{PIPEFAIL}\n… || return 1  # `set -e` has no effect in a function whose status "
+                "is tested"
+            ),
+            (
+                "set -o pipefail\n"
+                "work() {{\n  python a.py | tee log || return 1\n  echo after\n}}\n"
+                "work || exit 1\n"
+            ),
+        ),
+        (
+            "if python a.py | tee log; then echo well; else echo failed; fi\n",
+            f"{PIPEFAIL}\nexit 1  # where the script handles the failure",
+            (
+                "set -o pipefail\n"
+                "if python a.py | tee log; then echo well; else echo failed; exit 1; fi\n"
+            ),
+        ),
+    ],
+)
+def test_the_fix_works_where_it_is(tmp_path, body, fix, fixed):
+    files = {"job.sh": JOB + body, "a.py": "print(1)\n", "b.py": "print(1)\n"}
+    [hit] = [f for f in hits(files) if f.severity != "advice"]
+    assert hit.fix == fix
+    assert run(tmp_path / "before", files)[0] == 0
+    assert run(tmp_path / "after", {**files, "job.sh": JOB + fixed.format(body)})[0] == 1
+
+
+@pytest.mark.parametrize("test", ["|| exit 1", "|| true"])
+def test_the_fix_of_a_function_is_for_all_calls(tmp_path, test):
+    calls = f"work 1 {test}\nwork 2\necho all\n"
+    [hit] = hits({"job.sh": JOB + WORK + calls})
+    assert hit.fix == (
+        "… || return 1\nwork … || failed=1  # for each call that nothing tests; end the script "
+        "with: exit ${failed:-0}"
+    )
+    fixed = WORK.replace("$1", "$1 || return 1") + calls.replace("work 2", "work 2 || failed=1")
+    last = "#!/bin/bash\n[[ $* != *2 ]] || exit 1\necho >> ran\n"
+    assert run(tmp_path / "before", {"job.sh": JOB + WORK + calls}, last)[0] == 0
+    assert run(tmp_path / "after", {"job.sh": f"{JOB}{fixed}exit ${{failed:-0}}\n"}, last)[0] == 1
+
+
+def test_a_function_whose_failures_are_all_tolerated_has_no_other_fix():
+    body = f"set -e\n{WORK}work || echo go on\nwork || true\npython b.py\n"
+    assert not any("set -e" in f.fix for f in hits({"job.sh": JOB + body}))
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        ("./serve &\npython a.py\nwait\n", "status=$?  # behind this command, and behind line 5: "),
+        ("./serve &\nfor i in 1 2; do\n  python a.py $i\ndone\nwait\n", "test the status of this"),
+    ],
+)
+def test_a_program_before_wait(body, fix):
+    assert [f.fix.startswith(fix) for f in hits({"job.sh": JOB + body})] == [True]
+
+
+def test_what_reads_in_a_piped_loop_is_no_program():
+    body = "while read -r x; do\n  echo $x\ndone < a.py | tee log\n"
+    assert hits({"job.sh": JOB + body}) == []
+
+
+def test_scripts_of_the_same_name_in_two_folders(tmp_path):
+    files = {
+        "job.sh": f"{JOB}bash a/run.sh\nbash b/run.sh\necho done\n",
+        "a/run.sh": "#!/bin/bash\npython a.py\necho done\n",
+        "b/run.sh": "#!/bin/bash\nset -e\npython a.py\necho done\n",
+    }
+    found = {(f.path, f.fix) for f in hits(files) if f.severity != "advice"}
+    assert ("a/run.sh", f"{AT_TOP}\nset -e  # near the top of the job script, too") in found
+    assert not any(path == "b/run.sh" for path, _ in found)
+    assert not any("run.sh, too" in fix for path, fix in found if path == "job.sh")
+
+
+def test_a_script_that_a_script_of_the_job_starts(tmp_path):
+    files = {
+        "job.sh": f"{JOB}bash run.sh\necho done\n",
+        "run.sh": "#!/bin/bash\nbash inner.sh\necho done\n",
+        "inner.sh": "#!/bin/bash\npython a.py\necho done\n",
+    }
+    [hit] = [f for f in hits(files) if f.path == "inner.sh"]
+    assert hit.fix == (
+        f"{AT_TOP}\nset -e  # near the top of run.sh, too\n"
+        "set -e  # near the top of the job script, too"
+    )
+    assert run(tmp_path / "before", files)[0] == 0
+    assert run(tmp_path / "after", apply(files, hit))[0] == 1
+
+
 HANDLES = """\
 #!/bin/bash
 trap 'touch saved; exit 0' USR1
@@ -327,7 +521,9 @@ def test_a_signal_that_the_program_handles_reaches_it(tmp_path, number):
     assert (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize(("run", "step"), [("srun ./work", True), ("./work", False)])
+@pytest.mark.parametrize(
+    ("run", "step"), [("srun ./work", True), ("./work", False), ("mpirun ./work", False)]
+)
 def test_the_fix_of_a_signal_depends_on_the_steps(run, step):
     body = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal=B:USR1@60\n{run}\n"
     found = lint(body, path="job.sh", files=TextFiles({}), programs=SlurmOf())

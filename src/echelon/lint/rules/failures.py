@@ -24,7 +24,9 @@ _HELPS = pattern(
     r"redis|mongod|postgres|jupyter|code|nohup|scheduler|worker|ray\b|dask|mps-control"
 )
 """Programs that run beside the work of a job."""
-_NOT_WORK = QUIET | {"cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk"}
+_NOT_WORK = QUIET | {
+    *("cat", "ls", "env", "nvidia-smi", "module", "pip", "time", "{", "sed", "awk", "read"),
+}
 _PROBE = pattern(
     r"^\s*(?:until|while\s+(?:!|\[\[?\s(?=[^#\n]*(?:!=|-z|-ne))))\s*[^#\n]*?(?:/dev/tcp/|"
     r"(?<![-\w./])(?:curl|wget|nc|ncat|redis-cli|pg_isready)\s)"
@@ -38,7 +40,7 @@ _GIVES_UP = pattern(
 _DO = pattern(r"(?:^|;)\s*do(?=\s|$)")
 _DONE = pattern(r"(?:^|;)\s*done\b")
 _MOST = 20
-"""How many commands are examined for what notices their failures."""
+"""How many commands are examined, because each takes time."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -69,8 +71,8 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
                 what="`wait` without arguments returns 0, so the job is COMPLETED even if a "
                 "background command failed.",
                 fix="pids+=($!)  # after each &, then replace wait with:\n"
-                'for pid in "${pids[@]}"; do wait "$pid" || code=1; done\n'
-                '[ "${code:-0}" = 0 ] || exit 1',
+                'for pid in "${pids[@]}"; do wait "$pid" || failed=1; done\n'
+                '[ "${failed:-0}" = 0 ] || exit 1',
                 severity=severity,
             )
 
@@ -198,8 +200,10 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         other = into == ("tee",) and not (command.substituted or command.background)
         other = other and command.name not in _NOT_WORK
         hides = (known or script) and into and into[0] not in _HARMLESS_PIPES
-        if (hides or other) and asked < _MOST:
-            asked += 1  # it takes time
+        if hides or other:
+            asked += 1
+            if asked > _MOST:
+                return
             hides, other = (False, False) if is_noticed(batch, command) else (hides, other)
         if hides or other:
             yield Hit(

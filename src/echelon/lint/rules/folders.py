@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command
+from echelon.lint.exit_status import begins_with_errexit
 from echelon.lint.facts import CONTAINER
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
@@ -29,7 +30,7 @@ def find_lacking_folders(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or batch.suspect or "errexit" in batch.settings:
         return
-    if re.match(r"#!.*\s-\w*e", batch.text) or CONTAINER.search(batch.text):
+    if begins_with_errexit(batch.text) or CONTAINER.search(batch.text):
         return
     entered = [c for c in batch.commands if c.name == "cd" and c.certain and c.unchecked]
     if not entered or (repository := subject.files.repository(subject.path)) is None:

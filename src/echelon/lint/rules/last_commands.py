@@ -1,4 +1,4 @@
-"""Whether the last command of a script may fail, although it is not the work; part of E507."""
+"""Whether the last command of a script may itself fail, although the work is before it."""
 
 from collections.abc import Iterable
 

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from echelon.lint.bash import Command
+from echelon.lint.exit_status import begins_with_errexit
 from echelon.lint.files import beside
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import parse_python
@@ -228,7 +229,7 @@ def _first_folder(subject: Subject) -> tuple[Command, str] | None:
     if batch is None or command is None or len(command.arguments) != 1:
         return None
     word, line = command.arguments[0], subject.line_at(command)
-    stops = "errexit" in batch.settings or re.match(r"#!\S+\s+-\w*e", batch.text)
+    stops = "errexit" in batch.settings or begins_with_errexit(batch.text)
     literal = word.known and not word.uses and _FOLDER.fullmatch(word.text)
     if stops or not literal or not command.certain or not command.unchecked or "&&" in line:
         return None

@@ -7,6 +7,8 @@ import re
 import symtable
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
 
 from echelon.lint.certain import lines_always_reached
 from echelon.lint.files import Place
@@ -61,6 +63,10 @@ _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST_KEPT = 32
 """Scripts to keep, because several jobs often start the same one."""
+_MOST_NAMES = 100
+"""How many undefined names of a script to report."""
+_MOST_GUESSES = 20
+"""For how many names to look for a similar one, which takes time."""
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NESTED_QUOTES = pattern(
     r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
@@ -81,7 +87,7 @@ _NEWER = (
 def find_undefined_names(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         undefined = _undefined(python)
-        for name, nodes in undefined.items():
+        for number, (name, nodes) in enumerate(islice(undefined.items(), _MOST_NAMES)):
             reached = [node for node in nodes if not _is_dead(python, node)]
             always = lines_always_reached(python.text) if reached else frozenset()
             runs = _always_run(subject, python) and name not in _INJECTED
@@ -92,7 +98,9 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
                     at=Place(python.path, min(node.lineno for node in sure or reached)),
                     what=f"`{name}` is not defined. This line raises a NameError"
                     + ("." if sure else " if the script reaches it."),
-                    fix=_guess(python, (sure or reached)[0]),
+                    fix=_guess(python, (sure or reached)[0])
+                    if number < _MOST_GUESSES
+                    else f"define or import {name}",
                     severity=None if sure else kind,
                 )
 
@@ -162,18 +170,21 @@ def _is_local(python: PythonScript, name: ast.Name) -> bool:
     """Tell whether a name is local to an enclosing function, and so not the undefined one."""
     for scope in ancestors(python, name):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            bound = {
-                argument.arg for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)
-            }
-            inner = (node for node in ast.walk(scope) if isinstance(node, ast.Name))
-            bound |= {node.id for node in inner if isinstance(node.ctx, ast.Store)}
-            if name.id in bound:
+            if name.id in _stored_in(scope):
                 return True
         elif isinstance(scope, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             targets = (node for part in scope.generators for node in ast.walk(part.target))
             if any(isinstance(node, ast.Name) and node.id == name.id for node in targets):
                 return True
     return False
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _stored_in(scope: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> frozenset[str]:
+    """Return the arguments of a function, and the names that it or a part of it stores."""
+    names = {argument.arg for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)}
+    inner = (node for node in ast.walk(scope) if isinstance(node, ast.Name))
+    return frozenset(names | {node.id for node in inner if isinstance(node.ctx, ast.Store)})
 
 
 def _in_annotation(python: PythonScript, node: ast.AST) -> bool:
@@ -209,7 +220,12 @@ def _visible(python: PythonScript, node: ast.AST) -> Iterator[str]:
             yield from _bound_in(scope)
 
 
-def _bound_in(scope: Function | ast.Module) -> Iterator[str]:
+@lru_cache(maxsize=_MOST_KEPT)
+def _bound_in(scope: Function | ast.Module) -> frozenset[str]:
+    return frozenset(_bindings(scope))
+
+
+def _bindings(scope: Function | ast.Module) -> Iterator[str]:
     waiting: list[ast.AST] = [*scope.body, *([scope.args] if isinstance(scope, Function) else [])]
     while waiting:
         node = waiting.pop()

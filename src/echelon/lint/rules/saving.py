@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from echelon.lint.facts import may_be_on_other_nodes, may_have_several_ranks
 from echelon.lint.patterns import pattern
-from echelon.lint.python_guards import are_alternatives, guards, handed_over, is_called
+from echelon.lint.python_guards import guards, handed_over, has_alternative, is_called
 from echelon.lint.python_reached import is_in_running
 from echelon.lint.python_script import (
     Function,
@@ -266,9 +266,10 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
                     runs.setdefault(name, []).append(call)
         for name, calls in runs.items():
             guarded = [guards(python, call) for call in calls]
+            conditions = frozenset(condition for tests in guarded for condition in tests)
             for call, tests in zip(calls, guarded, strict=True):
                 lonely = any(map(_is_rank_zero, tests))
-                if lonely and not any(are_alternatives([tests, other]) for other in guarded):
+                if lonely and not has_alternative(tests, conditions):
                     yield _lonely(python, call, name)
 
 

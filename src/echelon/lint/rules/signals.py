@@ -19,6 +19,7 @@ _IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
 _TO_THE_STEPS = pattern(r"(?:R:)?(?:SIG)?(USR1|USR2|TERM|HUP|10|12|15|1)(?:@\d+)?", re.IGNORECASE)
 """A signal that Slurm sends to the steps, and that ends a process without a handler."""
 _STEPS = pattern(r"\b(?:srun|mpirun|mpiexec|ibrun|prun|sattach|ray|dask|nextflow|snakemake)\b")
+_SRUN = pattern(r"\bsrun\b")
 _HANDLES = (
     *("signal.signal", "import signal", "from signal", "add_signal_handler", "sigaction"),
     *("ightning", "submitit", "transformers", "echelon", "composer", "nemo", "fairseq", "SIGUSR"),
@@ -101,7 +102,7 @@ def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
         "script, and with it the job, before the time limit.",
         fix=f"#SBATCH --signal={name}@…  # without B:, if the program of srun handles {name}; "
         f"otherwise:\nsrun {forwards}"
-        if any(map(_STEPS.search, subject.code))
+        if any(map(_SRUN.search, subject.code))
         else f"exec …  # for the program, if it handles {name} and is the last command; "
         f"otherwise:\n{forwards}",
     )

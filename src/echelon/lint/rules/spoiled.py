@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell
+from echelon.lint.exit_status import begins_with_errexit
 from echelon.lint.files import find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, Hit
 from echelon.lint.rules.failures import is_noticed
-from echelon.lint.rules.status_fixes import errexit_fix
+from echelon.lint.rules.status_fixes import ending_fix
 from echelon.lint.subject import Subject
 
 _ARCHIVE = pattern(r"(?i)\.(?:zip|tar|tgz|tbz2?|txz|tar\.\w{2,4}|7z|rar|gz)$")
@@ -76,7 +77,7 @@ def find_incomplete(batch: Shell) -> Iterator[Hit]:
                     at=command,
                     what=f"If this download fails, line {later.line} still unpacks what there is, "
                     "and the script continues without the data.",
-                    fix=errexit_fix(batch, command),
+                    fix=ending_fix(batch, command),
                     severity=ADVICE,
                 )
                 return
@@ -136,9 +137,9 @@ def find_missing_source(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or subject.directives.last("chdir") is not None:
         return
-    if "errexit" in batch.settings or re.match(
-        r"#!\S*(?:/|env )(?:da)?sh\b|#!.*\s-\w*e", batch.text
-    ):
+    if "errexit" in batch.settings or begins_with_errexit(batch.text):
+        return
+    if re.match(r"#!\S*(?:/|env )(?:da)?sh\b", batch.text):
         return
     for command in batch.commands:
         if command.name in ("cd", "pushd"):

@@ -31,6 +31,7 @@ from echelon.lint.rules.prose import is_text
 from echelon.lint.rules.spoiled import find_incomplete, find_missing_source, find_spoiled
 from echelon.lint.rules.status_fixes import (
     ERREXIT,
+    WORDS,
     fix_of,
     is_tolerated,
     script_of,
@@ -262,7 +263,7 @@ def _lost_inside(subject: Subject) -> Iterator[Hit]:
 
 
 def _lost_in_scripts(subject: Subject) -> Iterator[Hit]:
-    """Find failures that a script hides which the job starts."""
+    """Find failures in scripts that the job starts, and that these scripts hide."""
     for shell in subject.shells[1:]:
         name = shell.path.rpartition("/")[2]
         sourced = any(c.name in ("source", ".") and name in c.text for c in subject.commands)
@@ -286,7 +287,9 @@ def _hidden(
         yield Hit(
             at=command,
             what=f"The job has the status of wait (line {line}), not of this command.",
-            fix=f"code=$?  # behind this command, and behind line {line}: exit $code",
+            fix=WORDS
+            if command.repeated or command.function
+            else f"status=$?  # behind this command, and behind line {line}: exit $status",
             severity=ADVICE,
         )
         return
@@ -296,7 +299,7 @@ def _hidden(
         tolerated = is_tolerated(batch, command.function)
         yield Hit(
             at=command,
-            what=f"If this command fails, {command.function} continues, and its status does not "
+            what=f"If this command fails, `{command.function}` continues, and its status does not "
             "show the failure."
             if tolerated
             else f"The job is COMPLETED even if this command fails, because {what} (line {line}) "
@@ -458,6 +461,8 @@ def _continued(
     others = {c.line for c in programs}
     for command, ends in lost:
         following = [c for c in programs if c.line > command.line]
+        if is_tolerated(batch, command.function):
+            continue
         if following and command in programs and {end.line for end in ends} <= others:
             yield Hit(
                 at=command,
