@@ -107,6 +107,8 @@ def test_lightning_keeps_a_task_per_gpu():
     lightning = "import lightning\nlightning.Trainer(devices=4, num_nodes=2).fit(None)\n"
     body = f"{JOB}#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\npython fit.py\n"
     assert fixes("E201", body, fit=lightning) == ["srun python …"]
+    [unread] = fixes("E201", body)
+    assert unread.startswith("srun python …  # if the script is made for several processes")
     body = f"{JOB}#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\npython fit.py\n"
     assert "--ntasks-per-node=4" in fixes("E201", body, fit=lightning)[0]
 
@@ -364,3 +366,17 @@ def test_a_choice_that_the_parser_does_not_accept(more, value, fix):
     text = f"#!/bin/bash\n#SBATCH --nodes=1\npython a.py --mode {value}\n"
     findings = lint(text, path="job.sh", files=files, programs=SlurmOf())
     assert [finding.fix for finding in findings if finding.code == "E207"] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("--model-type=a", "is --model_type meant?"),
+        ("--modle_type=a", "is --model_type meant?"),
+        ("--epochs=3", "remove --epochs"),
+    ],
+)
+def test_an_unknown_option_may_be_a_similar_one(option, fix):
+    parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--model_type')\n"
+    job = f"{JOB}python a.py {option}\n".replace("--nodes=2", "--nodes=1")
+    assert fixes("E207", job, a=f"{parser}p.parse_args()\n") == [fix]

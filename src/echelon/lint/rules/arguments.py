@@ -201,13 +201,22 @@ def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str,
             yield from _bad_value(word, found[0], value if equals else None, after)
     if unknown:
         names = ", ".join(f"`{word.text.partition('=')[0]}`" for word in unknown)
-        yield unknown[0], f"does not define {names}: 'unrecognized arguments'.", f"remove {names}"
+        fix = "\n".join(_instead(word.text.partition("=")[0], parser) for word in unknown)
+        yield unknown[0], f"does not define {names}: 'unrecognized arguments'.", fix
     if any(not word.known or word.uses or word.text[:1] == "@" for word in words):
         return  # a variable may contain the others
     missing = [o.names[-1] for o in parser.options if o.required and not given & set(o.names)]
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         yield None, f"requires {names}, which the command does not give.", f"{missing[0]} …"
+
+
+def _instead(option: str, parser: Parser) -> str:
+    """Return a similar option of a parser, or that the given one has no place."""
+    names = [name for known in parser.options for name in known.names]
+    same = [name for name in names if name.replace("_", "-") == option.replace("_", "-")]
+    near = same or difflib.get_close_matches(option, names, 1, _ALIKE)
+    return f"is {near[0]} meant?" if near else f"remove {option}"
 
 
 def _bad_value(

@@ -192,7 +192,8 @@ def _started_by_srun(one: Started) -> str:
     gpus = launch.amounts.gpus_per_node or 0
     if tasks == 1 and gpus > 1 and not spawns(one.python):
         return f"srun {name} …  # with #SBATCH --ntasks-per-node={gpus}, one task per GPU"
-    return f"srun {name} …"
+    unread = "  # if the script is made for several processes; otherwise #SBATCH --nodes=1"
+    return f"srun {name} …{'' if python else unread}"
 
 
 def _not_passed(subject: Subject, one: Started) -> str:
