@@ -569,6 +569,8 @@ def test_directives_in_other_cases(address, found):
         ("module load anaconda3", False),
         ("module load site-tools", False),
         ("ml cuda conda", False),
+        ("module load anaconda3\nconda init bash", True),
+        ("conda init\nsource ~/.bashrc", False),
     ],
 )
 def test_modules_before_conda(before, found):

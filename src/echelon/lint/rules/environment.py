@@ -216,23 +216,32 @@ def _unready_conda(subject: Subject) -> Iterator[Hit]:
         or re.match(r"#!.*\s(?:-\w*[li]\w*|--?login)\b", subject.text)
     ):
         return
+    loaded = init = False
     for command in batch.commands:
         loads = command.name in ("module", "ml") and not _WITHOUT_CONDA.fullmatch(command.text)
-        if loads or command.name in ("source", ".", "eval", "spack") or "hook" in command.text:
+        loaded = loaded or loads
+        if command.name in ("source", ".", "eval", "spack") or "hook" in command.text:
             return
-        if command.name in ("conda", "mamba") and [w.text for w in command.words[1:2]] == [
-            "activate"
-        ]:
+        action = command.words[1].text if len(command.words) > 1 else ""
+        if command.name not in ("conda", "mamba") or action not in ("init", "activate"):
+            continue
+        if action == "activate" and loaded and not init:
+            return
+        if action == "activate":
             in_path = _is_in_path(subject, command)
-            after = "" if in_path else " The script continues with another Python."
+            after = "" if in_path or loaded else " The script continues with another Python."
+            told = f"`{command.name} init` changes ~/.bashrc, not the running shell. " * init
+            unless = " unless a module has set it up" if loaded else ""
             yield Hit(
                 at=command,
-                what=f"`{command.name} activate` fails in a job script ('run conda init').{after}",
+                what=f"{told}`{command.name} activate` fails in a job script ('run conda init')"
+                f"{unless}.{after}",
                 fix=f"{_hook(subject)}  # before this line",
-                severity=ADVICE if in_path else None,
+                severity=ADVICE if in_path or loaded else None,
                 edits=_before(subject, command),
             )
             return
+        init = True
 
 
 def _is_in_path(subject: Subject, activation: Command) -> bool:
