@@ -380,3 +380,14 @@ def test_an_unknown_option_may_be_a_similar_one(option, fix):
     parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--model_type')\n"
     job = f"{JOB}python a.py {option}\n".replace("--nodes=2", "--nodes=1")
     assert fixes("E207", job, a=f"{parser}p.parse_args()\n") == [fix]
+
+
+@pytest.mark.parametrize(("other", "told"), [("part/eval/a.py", False), ("a.py", True)])
+def test_arguments_of_a_script_whose_path_is_also_in_another_folder(other, told):
+    parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--y')\n"
+    files = TextFiles(
+        {"eval/a.py": f"{parser}p.parse_args()\n", other: "print(1)\n"}, repository=True
+    )
+    job = "#!/bin/bash\n#SBATCH --nodes=1\npython eval/a.py --x=1\n"
+    found = lint(job, path="part/jobs/job.sh", files=files, programs=SlurmOf())
+    assert ("E207" in {f.code for f in found}) == told

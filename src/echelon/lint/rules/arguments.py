@@ -175,7 +175,13 @@ def _is_only(subject: Subject, one: Started) -> bool:
     """Tell whether no other file can be meant by the name of the script."""
     name = one.launch.program.text if one.launch.program else ""
     places = {beside(base, name) for base in (one.launch.command.path, one.launch.path, "")}
-    return one.launch.module or sum(subject.files.read(place) is not None for place in places) <= 1
+    if one.launch.module or sum(subject.files.read(place) is not None for place in places) > 1:
+        return one.launch.module
+    repository = subject.files.repository(subject.path)
+    if repository is None or name.startswith(("/", "~", "$")):
+        return True
+    beside_job = subject.files.read(beside(subject.path, name)) is not None
+    return beside_job or len(repository.folders_with(name)) <= 1
 
 
 def refuses(python: PythonScript, launch: Launch) -> bool:

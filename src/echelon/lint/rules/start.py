@@ -245,7 +245,7 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=launch,
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
-                "instance starts all ranks of the node.",
+                "instance tries to start all ranks of the node.",
                 fix=_once_per_node(subject, launch),
                 severity=None
                 if _runs_always(subject, launch) and not _has_own_gpus(launch)
