@@ -373,7 +373,7 @@ def test_a_choice_that_the_parser_does_not_accept(more, value, fix):
     [
         ("--model-type=a", "is --model_type meant?"),
         ("--modle_type=a", "is --model_type meant?"),
-        ("--epochs=3", "remove --epochs"),
+        ("--epochs=3 --modle_type=a --lr=1", "is --model_type meant?\nremove --epochs, --lr"),
     ],
 )
 def test_an_unknown_option_may_be_a_similar_one(option, fix):

@@ -207,7 +207,7 @@ def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str,
             yield from _bad_value(word, found[0], value if equals else None, after)
     if unknown:
         names = ", ".join(f"`{word.text.partition('=')[0]}`" for word in unknown)
-        fix = "\n".join(_instead(word.text.partition("=")[0], parser) for word in unknown)
+        fix = _without([word.text.partition("=")[0] for word in unknown], parser)
         yield unknown[0], f"does not define {names}: 'unrecognized arguments'.", fix
     if any(not word.known or word.uses or word.text[:1] == "@" for word in words):
         return  # a variable may contain the others
@@ -217,12 +217,20 @@ def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str,
         yield None, f"requires {names}, which the command does not give.", f"{missing[0]} …"
 
 
-def _instead(option: str, parser: Parser) -> str:
-    """Return a similar option of a parser, or that the given one has no place."""
+def _without(options: list[str], parser: Parser) -> str:
+    """Return what may be meant by options that a parser does not define, or their removal."""
+    meant = {option: near for option in options if (near := _similar(option, parser))}
+    others = [option for option in options if option not in meant]
+    questions = [f"is {near} meant?" for near in meant.values()]
+    return "\n".join([*questions, *([f"remove {', '.join(others)}"] if others else [])])
+
+
+def _similar(option: str, parser: Parser) -> str:
+    """Return the option of a parser that differs least; empty if none is similar."""
     names = [name for known in parser.options for name in known.names]
     same = [name for name in names if name.replace("_", "-") == option.replace("_", "-")]
     near = same or difflib.get_close_matches(option, names, 1, _ALIKE)
-    return f"is {near[0]} meant?" if near else f"remove {option}"
+    return near[0] if near else ""
 
 
 def _bad_value(
