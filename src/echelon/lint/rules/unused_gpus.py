@@ -32,7 +32,7 @@ _BUILDS_FOR_GPUS = pattern(
 )
 """Text of commands and lists of packages that may compile code for GPUs, or try them."""
 _CHOOSES_BY_GPUS = pattern(r"(?i)torch|tensorflow|jax|cuda|cupy|rapids|gpu|openmm|faiss|dgl|pyg")
-"""Packages of which conda may choose the variant for CPUs on a node without GPUs."""
+"""Packages for which conda may install the CPU build if the node has no GPU."""
 _CONDA = frozenset({"conda", "mamba", "micromamba"})
 _FOUND_DEVICES = pattern(r"\bcuda\b|\bgpus?\b|device_count|tf\.config|\bjax\.")
 """Text that may have looked for the GPUs already."""

@@ -262,8 +262,9 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
 def _use(subject: Subject, name: str) -> str:
     """Return how to use a variable, which may still need a value."""
     empty = [a.line for a in subject.assigned(name) if a.value.text == ""]
-    all_empty = len(empty) == len(subject.assigned(name))
-    return f"${name}  # and give it a value in line {empty[0]}" if all_empty else f"${name}"
+    if not empty or len(empty) < len(subject.assigned(name)):
+        return f"${name}"
+    return f"${name}  # and give it a value in line {empty[0]}"
 
 
 def _is_long(name: str) -> bool:
