@@ -240,6 +240,23 @@ def test_on_a_phone_nothing_sticks_out(browser, served, live, scheme):
         assert page.evaluate(theme) != scheme
 
 
+def test_a_page_whose_scripts_were_not_loaded_loads_them_again(browser, served, live):
+    dropped = []
+
+    def drop_first(route):
+        if dropped:
+            route.continue_()
+        else:
+            dropped.append(route.request.url)
+            route.abort("aborted")
+
+    with watching(browser) as page:
+        page.route("**/web/map.js", drop_first)
+        page.goto(served.of(live.path.name))
+        expect(page.locator("#name")).to_have_text(live.path.name)
+        assert [url.rpartition("/")[2] for url in dropped] == ["map.js"]
+
+
 # --- who may see it ------------------------------------------------------------------------------
 
 

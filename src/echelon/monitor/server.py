@@ -11,8 +11,10 @@ used.
 import asyncio
 import hmac
 import threading
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -47,12 +49,11 @@ _PIECE = 2**16
 _LONGEST = 200
 """Length of a search text."""
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "default-src 'none'; script-src 'self' 'sha256-{hash}'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
 _HEADERS = {
-    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -126,11 +127,19 @@ class Guarded:
         await app(scope, receive, _with_headers(send))
 
 
+@cache
+def _policy() -> str:
+    """Return what the page may do: of scripts inside it, only our own."""
+    script = _read("page.html").partition(b"<script>")[2].partition(b"</script>")[0]
+    return _POLICY.format(hash=b64encode(sha256(script).digest()).decode())
+
+
 def _with_headers(send: Send) -> Send:
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
             told = message["headers"]
-            own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+            headers = {"content-security-policy": _policy(), **_HEADERS}
+            own = [(name.encode(), value.encode()) for name, value in headers.items()]
             if not any(name == b"cache-control" for name, _ in told):
                 own.append((b"cache-control", _FRESH.encode()))
             message = {**message, "headers": [*told, *own]}

@@ -142,9 +142,12 @@ def _find_absent(victims: Sequence[Failure]) -> Failure:
     That is the only one which still ran when all others had given up. Without such a rank, it is
     the first victim's.
     """
-    first, absent = victims[0], [failure for failure in victims if failure.cause == "ended"]
-    if len(absent) != 1 or first is absent[0]:
-        return first
+    absent = [failure for failure in victims if failure.cause == "ended"]
+    if len(absent) != 1 or victims[0] is absent[0]:
+        return victims[0]
+    # A rank that lost its peer because the peer had given up may report before the peer does.
+    late = (failure for failure in victims if failure.cause == "collective time-out")
+    first = next(late, victims[0])
     gave_up = f"the only rank still running when rank {first.rank} had given up: {first.message}"
     return replace(absent[0], cause=first.cause, message=gave_up, exit_code=first.exit_code)
 

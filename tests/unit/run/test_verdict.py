@@ -378,6 +378,18 @@ def test_the_one_that_went_on_when_all_others_gave_up_kept_them_waiting(cause):
     assert [victim.rank for victim in verdict.victims] == [1, 0]
 
 
+def test_a_time_out_is_the_cause_although_another_rank_lost_its_peer_first():
+    failures = [
+        failure("lost peer", 0, "Connection closed by peer"),
+        failure("collective time-out", 1, "Timed out waiting 3000ms"),
+        failure("ended", 3),
+    ]
+    verdict = judge(failures)
+    assert (verdict.failure.rank, verdict.failure.cause) == (3, "collective time-out")
+    assert "rank 1 had given up: Timed out waiting 3000ms" in verdict.failure.message
+    assert [victim.rank for victim in verdict.victims] == [0, 1]
+
+
 def test_nobody_is_accused_when_several_went_on():
     failures = [failure("lost peer", 1), failure("ended", 0), failure("ended", 2)]
     assert judge(failures).failure is failures[0]

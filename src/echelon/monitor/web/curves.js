@@ -66,7 +66,7 @@ function load() {
     const script = document.createElement("script");
     script.src = document.querySelector("meta[name=plotly]").content;
     script.onload = done;
-    script.onerror = failed;
+    script.onerror = () => { loading = null; failed(); }; // the next look tries again
     document.head.append(script);
   });
   return loading;

@@ -79,7 +79,7 @@ async function list() {
   }
   if (!shown) await listSweeps();
   if (!shown) say($("link"), answer ? "" : "connection lost, reconnecting…");
-  if (!shown) listed = setTimeout(list, LIST_MS);
+  if (!shown || !answer) listed = setTimeout(list, LIST_MS);
 }
 
 async function listSweeps() {
