@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from echelon.core.waiting import wait_until
 from local.liverun import SOURCE
 
-# Other tests add network devices at any time, and a browser drops its requests then. The page has to
-# go on after that; it is not wrong.
+# Other tests add network devices at any time, and a browser drops its requests then. The page has
+# to go on after that; it is not wrong.
 _DROPPED = ("net::ERR_ABORTED", "net::ERR_NETWORK_CHANGED")
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
