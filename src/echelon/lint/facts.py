@@ -145,10 +145,7 @@ def is_training(subject: Subject, one: Started) -> bool:
 
 def is_alone(subject: Subject, launch: Launch) -> bool:
     """Tell whether nothing else in the script runs at the same time as a launch."""
-    if launch.command.background:
-        return False
-    others = (one.launch.command for one in subject.started)
-    return not any(other.background for other in others if other is not launch.command)
+    return not launch.command.background and not subject.starts_in_background
 
 
 def reads_variables(subject: Subject) -> bool:

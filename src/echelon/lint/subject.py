@@ -73,6 +73,10 @@ class Subject:
         return sorted(found, key=lambda a: (a.path, a.line))
 
     @cached_property
+    def starts_in_background(self) -> bool:
+        return any(one.launch.command.background for one in self.started)
+
+    @cached_property
     def exported(self) -> frozenset[str]:
         return frozenset(name for shell in self.shells for name in shell.exported)
 

@@ -128,7 +128,8 @@ def _joined_value(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
         for word in one.launch.arguments if not one.launch.elsewhere else ():
             at = one.launch.place_of(word, subject.path)
-            for match in _JOINED.finditer(subject.line_at(at)) if word.uses else ():
+            joined = word.uses and word.text.startswith("--")
+            for match in _JOINED.finditer(subject.line_at(at)) if joined else ():
                 option, name = match[1], match[2]
                 if not word.text.startswith(option) or name not in word.names:
                     continue

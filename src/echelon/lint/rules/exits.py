@@ -79,9 +79,10 @@ def _message(command: Command) -> str:
 
 def find_status_of_message(batch: Shell) -> Iterator[Hit]:
     """Find `exit $?` behind a command that only prints, which succeeds."""
+    lines = batch.text.split("\n")
     for before, command in pairwise(c for c in batch.commands if not c.substituted):
         same = (before.function, before.certain) == (command.function, command.certain)
-        text = batch.text.split("\n")[command.line - 1]
+        text = lines[command.line - 1]
         follows = 0 <= command.line - before.line <= 1
         exits = command.name == "exit" and re.search(r"\bexit \"?\$\?", text)
         if exits and follows and same and before.name in _PRINTS and "||" not in text:

@@ -281,11 +281,11 @@ def find_long_names(subject: Subject) -> Iterator[Hit]:
     told = set[str]()
     for use in (use for word in words for use in word.uses):
         name = use.name
-        if use.guarded or name in own | told or name.isupper():  # it may come from outside
-            continue
+        if use.guarded or name in own or name in told or name.isupper():
+            continue  # it may come from outside
         told.add(name)
-        found = [one for one in (*_OF_SLURM, *own) if name.startswith(f"{one}_")]
-        begin = max(found, key=len, default="")
+        begins = (name[: end.start()] for end in re.finditer("_", name))
+        begin = max((one for one in begins if one in _OF_SLURM or one in own), key=len, default="")
         if not begin or re.search(rf"(?<![$\w{{]){name}\b", batch.text):
             continue
         end = name.removeprefix(begin)

@@ -218,7 +218,7 @@ def _never_set(subject: Subject) -> Iterator[Hit]:
     for path, words in used:
         for use in (use for word in words for use in word.uses):
             name = use.name
-            if use.guarded or name in assigned | told or not _is_long(name):
+            if use.guarded or name in assigned or name in told or not _is_long(name):
                 continue
             if twin := _twin(subject, name):
                 told.add(name)
