@@ -13,6 +13,7 @@ SHAPES = {
     "calls of a function": lambda n: "f() { a; }\n" + "x=$(f);" * n,
     "statements": lambda n: "a;" * n,
     "assignments": lambda n: "A=1;a;" * n,
+    "programs": lambda n: "python a.py;" * n,
     "exports": lambda n: "export " + "A=1 " * n,
     "options": lambda n: "#SBATCH " + "-N1 " * n,
     "switches": lambda n: "#SBATCH -" + "HQ" * n,

@@ -100,7 +100,12 @@ def _unknown(subject: Subject) -> Iterator[Hit]:
         name = assignment.name
         near = _misspelt(name)
         timeout = _TIMEOUT.fullmatch(name) and name not in _REAL_TIMEOUTS
-        if name in read or name in told or not (near or timeout) or any(p.mentions(name) for p in pythons):
+        if (
+            name in read
+            or name in told
+            or not (near or timeout)
+            or any(p.mentions(name) for p in pythons)
+        ):
             continue
         told.add(name)
         yield Hit(
