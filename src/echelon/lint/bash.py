@@ -255,8 +255,13 @@ class Scope:
 
 
 def _is_composed(text: str) -> bool:
-    """Tell whether a text is partly known, such as a command line."""
-    return " " in text and not text.startswith(("$(", "`"))
+    """Tell whether a text is partly known: a command line, or a path with a known last part."""
+    if text.startswith(("$(", "`")):
+        return False
+    return " " in text or bool(_NAMED_LAST.fullmatch(text))
+
+
+_NAMED_LAST = pattern(r"\$\{?\w+\}?/(?:[\w.+-]+/)*[\w.+-]+")
 
 
 # --- arithmetic -----------------------------------------------------------------------------

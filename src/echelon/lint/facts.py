@@ -182,9 +182,9 @@ def stops_at_unset(batch: Shell, line: int) -> bool:
     return state
 
 
-def sources_others(subject: Subject) -> bool:
-    """Tell whether the script sources a file that may set variables."""
+def sources_others(script: Subject | Shell) -> bool:
+    """Tell whether a script, or one of its shells, sources a file that may set variables."""
     return any(
         command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
-        for command in subject.commands
+        for command in script.commands
     )

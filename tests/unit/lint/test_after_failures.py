@@ -17,6 +17,40 @@ def found(body, code, head=JOB, path="job.sh", **options):
     return [(str(f.severity), f.line, f.what) for f in findings if f.code == code]
 
 
+REPORTED = "The script notices if this command fails, but the job is COMPLETED anyway, because "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python a.py\nif [ $? -eq 0 ]; then\n  echo well\nelse\n  echo failed\nfi\n",
+        "python a.py\ncode=$?\nif [ $code -ne 0 ]; then\n  echo failed\nfi\ndate\n",
+        "if srun python a.py; then\n  echo well\nelse\n  echo failed\nfi\n",
+        "tell() { curl -d $1 b; }\npython a.py\n[ $? -eq 0 ] && tell well || tell no\ndate\n",
+    ],
+)
+def test_a_failure_that_the_script_only_prints(body):
+    [(severity, _, what)] = found(body, "E507")
+    assert severity == "advice"
+    assert what.startswith(REPORTED)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python a.py\nif [ $? -eq 0 ]; then\n  echo well\nelse\n  exit 1\nfi\n",
+        "if ! python a.py; then\n  python b.py\nelse\n  echo well\nfi\n",
+        "if python a.py; then\n  echo well\nelse\n  sbatch $0\nfi\n",
+        "if python a.py; then\n  echo well\nelse\n  scancel $SLURM_JOB_ID\nfi\n",
+        "python a.py\ncode=$?\necho $code\nexit $code\n",
+        "if python a.py; then\n  echo well\nfi\n",
+        "python a.py || echo no\n./simulate $?\n",
+    ],
+)
+def test_failures_that_the_script_does_more_about(body):
+    assert not [what for _, _, what in found(body, "E507") if what.startswith(REPORTED)]
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [

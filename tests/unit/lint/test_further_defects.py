@@ -204,10 +204,13 @@ CONFIGS = {"conf/a.yaml": "", "train.py": "import torch\n"}
         ("apptainer exec --pwd /code a.sif python train.py --config conf/b.yaml", False),
         ("apptainer exec -C a.sif python train.py --config conf/b.yaml", False),
         ("docker run a python train.py --config conf/b.yaml", False),
-        ("apptainer exec a.sif python conf/trian.py", False),
+        ("apptainer exec a.sif python conf/trian.py", True),
+        ("apptainer exec a.sif python other/trian.py", False),
+        ("apptainer exec --pwd /code a.sif python conf/trian.py", False),
+        ("apptainer exec a.sif python trian.py", False),
     ],
 )
-def test_a_configuration_file_that_is_missing_in_a_container(line, found):
+def test_a_file_that_is_missing_in_a_container(line, found):
     files = TextFiles({"job.sh": "", **CONFIGS}, repository=True)
     findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
     assert [str(f.severity) for f in findings if f.code == "E215"] == ["advice"] * found

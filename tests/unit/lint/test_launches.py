@@ -35,6 +35,8 @@ def started(command, **files):
         "srun $PYTHON a.py",
         "srun conda run -n x python a.py",
         "srun ./a.py",
+        'env=${ENV:-/opt}; [ -d "$env" ] || env=/usr; py="${env}/bin/python"; srun "$py" a.py',
+        'py=$ENV/bin/python3; srun "$py" a.py',
     ],
 )
 def test_the_python_script_is_found(command):

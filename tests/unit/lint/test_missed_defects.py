@@ -627,6 +627,7 @@ def missing(body, head=JOB, path="jobs/job.sh", **options):
         "cp results.csv /archive/; python trian.py",
         "git rev-parse HEAD; python trian.py",
         "SCRIPT=trian.py; python $SCRIPT",
+        "curl -X POST --data '{}' https://example.org; python trian.py",
     ],
 )
 def test_python_scripts_that_do_not_exist(line):
@@ -646,6 +647,7 @@ def test_python_scripts_that_do_not_exist(line):
         "cd /scratch/project\npython run.py",
         'cd "$WORK"\npython run.py',
         "git clone https://example.org/a.git .\npython run.py",
+        "curl -LO https://example.org/run.py\npython run.py",
         "cp /shared/run.py .\npython run.py",
         "echo 'print()' > run.py\npython run.py",
         "cat > run.py <<EOF\nprint()\nEOF\npython run.py",

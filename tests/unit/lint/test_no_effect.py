@@ -21,6 +21,7 @@ def _found(code, body, head=JOB, **beside):
         ("set -a\nNUM_STEPS=20\npython a.py\n", None),
         ("NUM_STEPS=20 python a.py\n", None),
         ("NUM_STEPS=20\nsource settings.sh\npython a.py\n", None),
+        ("NUM_STEPS=20\nbash -c 'source settings.sh; python a.py'\n", "advice"),
         ("NUM_STEPS=20\npython a.py --steps ${!name}\n", None),
         ("server=$!\npython a.py\n", None),
         ("TMPDIR=/scratch\npython a.py\n", None),

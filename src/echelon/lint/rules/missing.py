@@ -59,7 +59,8 @@ _WRITES_LISTS = pattern(
 _WRITES = pattern(r"(?i)open\([^)]*['\"][wax]|dump|write|save|\bto_\w|out|copy|move|rename|link|>")
 """Lines that may create the files that they name."""
 _BRINGS_FILES = pattern(
-    r"(?:wget|curl|scp|tar|unzip|gh|gdown|hf|huggingface-cli|jupyter|make|cmake|install|pushd)\b"
+    r"(?:wget|scp|tar|unzip|gh|gdown|hf|huggingface-cli|jupyter|make|cmake|install|pushd)\b"
+    r"|curl\b(?!.*\s(?:-X ?POST|--data\S*|-d)\b)"
     r"|tee\s.*\.(?:py|sh|ya?ml|json|toml|cfg)\b"
     r"|git\s+(?:-C\s+\S+\s+)?(?:clone|pull|checkout|submodule|worktree|fetch|switch|archive)\b"
     r"|(?:cp|mv|ln|rsync)\b.*(?:\.py\b|\s\.\S*$|\s[^/\s]+$)"
@@ -101,8 +102,10 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     elif left:
         return
     if any(_MOUNTS.search(shell.text) for shell in subject.shells):
-        # The arguments are files of the job.
-        wanted = [one for one in wanted if not one.reader and _has_folder(one.path, repository)]
+        # The paths are usually those of the job's directory.
+        wanted = [
+            replace(one, certain=False) for one in wanted if _has_folder(one.path, repository)
+        ]
         folder = None
     yield from _misspelt_clone(subject, repository)
     if folder is not None:

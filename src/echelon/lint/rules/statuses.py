@@ -122,6 +122,7 @@ _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "st
 _KEEPS = frozenset({"wait", "wandb", "ray"})
 """Last commands that wait for others, or that stop them."""
 _OR_TRUE = pattern(r"\|\|[ \t]*(true|:|echo\b[^|&;]*)[ \t]*(?:#.*)?$")
+_NOTICES = pattern(r"\$\?|\belse\b")
 _LOOP_CONTINUES = (
     "If this command fails, the loop continues. The job has the status of the last command only."
 )
@@ -197,7 +198,27 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
     if not known:
         hits += _always_succeeds(batch, plain)
     hits = hits or [*_in_loop(batch, known[-1:])] or [*_ignored(batch, plain)]
-    yield from hits or _tolerated(batch, _work(batch, plain, run))
+    hits = hits or [*_tolerated(batch, _work(batch, plain, run))]
+    yield from hits or _only_reported(batch, lost[-1:], plain)
+
+
+def _only_reported(
+    batch: Shell, lost: list[tuple[Command, tuple[Ending, ...]]], plain: list[Command]
+) -> Iterator[Hit]:
+    """Find a program whose failure the script notices, and then only prints."""
+    for command, ends in lost:
+        later = [c for c in plain if c.line > command.line]
+        rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
+        goes_on = any(c.name in _ENDS_JOB or c.name == "sbatch" or _works(batch, c) for c in later)
+        noticed = _NOTICES.search(rest) and all(e.handled and not e.lost_in for e in ends)
+        if later and noticed and not goes_on:
+            yield Hit(
+                at=command,
+                what="The script notices if this command fails, but the job is COMPLETED anyway, "
+                f"because its last command succeeds (line {later[-1].line}).",
+                fix="exit 1  # in the branch for the failure",
+                severity=ADVICE,
+            )
 
 
 def _succeeding(batch: Shell, command: Command, *, once: bool = False) -> tuple[Ending, ...]:

@@ -63,7 +63,7 @@ def find_unused(subject: Subject) -> Iterator[Hit]:
     if batch is None or not subject.started or batch.suspect:
         return
     code = "\n".join(batch.code)
-    if sources_others(subject) or _READS_BY_NAME.search(code):
+    if sources_others(batch) or _READS_BY_NAME.search(code):
         return
     wanted = batch.names_read - {a.name for a in batch.assignments}  # perhaps misspelt: E314
     mentions, set_times = Counter(_NAME.findall(code)), Counter(_SET.findall(code))
