@@ -46,6 +46,9 @@ def test_variables_that_nothing_reads(body, found):
 )
 def test_variables_that_nccl_and_pytorch_do_not_read(name, found):
     assert _found("E312", f"export {name}=1800\npython a.py\n") == found
+    default = f"export {name}=${{{name}:-1800}}\npython a.py\n"
+    assert _found("E312", default) == found
+    assert _found("E312", f"{default}echo ${name}\n") is None
     own = f"import os\nprint(os.environ['{name}'])\n"
     assert _found("E312", f"export {name}=1800\npython a.py\n", a=own) is None
 

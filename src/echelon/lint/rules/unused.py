@@ -1,6 +1,7 @@
 """Variables that have no effect; part of E312."""
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -93,19 +94,16 @@ def _has_no_effect(subject: Subject, assignment: Assignment) -> bool:
 
 def _unknown(subject: Subject) -> Iterator[Hit]:
     """Find variables that look like those of NCCL or PyTorch, such as NCCL_TIMEOUT."""
-    read = frozenset(name for shell in subject.shells for name in shell.names_read)
+    code = "\n".join(subject.code)
     pythons = [one for python in subject.pythons for one in (python, *python.modules)]
     told = set[str]()
     for assignment in subject.assignments if subject.is_job else ():
         name = assignment.name
         near = _misspelt(name)
         timeout = _TIMEOUT.fullmatch(name) and name not in _REAL_TIMEOUTS
-        if (
-            name in read
-            or name in told
-            or not (near or timeout)
-            or any(p.mentions(name) for p in pythons)
-        ):
+        if name in told or not (near or timeout):
+            continue
+        if _is_read(code, name) or any(python.mentions(name) for python in pythons):
             continue
         told.add(name)
         yield Hit(
@@ -119,6 +117,12 @@ def _unknown(subject: Subject) -> Iterator[Hit]:
             or "dist.init_process_group(…, timeout=timedelta(seconds=…))  # in the Python script",
             severity=ADVICE,
         )
+
+
+def _is_read(code: str, name: str) -> bool:
+    """Tell whether a script reads a variable, except for a default as in NAME=${NAME:-1}."""
+    rest = re.sub(rf"\b{name}=\"?\$\{{{name}\b", "", code)
+    return bool(re.search(rf"\$\{{?{name}\b", rest))
 
 
 def _contradicted(subject: Subject) -> Iterator[Hit]:
