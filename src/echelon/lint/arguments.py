@@ -39,6 +39,7 @@ _UNREADABLE = pattern(
 _VALUELESS = frozenset(
     {"store_true", "store_false", "store_const", "append_const", "count", "help", "version"}
 )
+_GATHERING = frozenset({"append", "extend", "append_const", "count"})
 _TYPES = {"int": int, "float": float}
 
 
@@ -53,6 +54,8 @@ class Option:
     """It takes no value."""
     required: bool
     """The command line has to contain it."""
+    gathers: bool = False
+    """All values of a command line count, not only the last one."""
     choices: tuple[str, ...] = ()
     """The texts that it accepts; empty if any."""
     kind: str = ""
@@ -203,7 +206,7 @@ def _read_option(call: ast.Call) -> Option | None:
         texts = [str(name) for name in names]  # BooleanOptionalAction also has --no-…
         texts += [f"--no-{text.removeprefix('--')}" for text in texts if text.startswith("--")]
         return Option(names=tuple(texts), takes_value=False, flag=False, required=False)
-    flag = constant(action) in _VALUELESS
+    flag, gathers = constant(action) in _VALUELESS, constant(action) in _GATHERING
     required, kind = constant(keyword(call, "required")) is True, keyword(call, "type")
     optional = nargs is not None and not (
         isinstance(constant(nargs), int) or constant(nargs) == "+"
@@ -213,6 +216,7 @@ def _read_option(call: ast.Call) -> Option | None:
         takes_value=not flag and not optional,
         flag=flag,
         required=required,
+        gathers=gathers,
         choices=_choices(keyword(call, "choices"), kind) if nargs is None else (),
         kind=kind.id if isinstance(kind, ast.Name) and kind.id in _TYPES and nargs is None else "",
     )

@@ -347,3 +347,33 @@ def test_a_server_in_a_job_of_whole_nodes(more):
 )
 def test_files_of_other_jobs_that_a_wildcard_removes(body, found):
     assert (("E510", "advice") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("python a.py --lr 0.1 --epochs 3 --lr=0.2", ["'0.2'", "'0.1'"]),
+        ("torchrun a.py --lr=0.1 --lr 0.2", ["'0.2'", "'0.1'"]),
+        ("python a.py --lr 0.1 --lr 0.1", []),
+        ("python a.py --tags a --tags b", []),
+        ("python a.py --lr 0.1 --lr $LR", []),
+        ('ARGS="--lr 0.1"\npython a.py $ARGS --lr 0.2', []),  # the command replaces a default
+        ("python a.py --lr 0.1\npython a.py --lr 0.2", []),
+        ("python a.py --epochs 3 -- --epochs 4", []),
+        ("python other.py --lr 0.1 --lr 0.2", []),
+    ],
+)
+def test_an_option_that_a_command_gives_twice(line, values):
+    python = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
+    python += "p.add_argument('--epochs')\np.add_argument('--tags', action='append')\n"
+    said = whats(line + "\n", "E107", a=f"{python}p.parse_args()\n")
+    assert [word.strip(",.") for what in said for word in what.split() if "'" in word] == values
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("exp_%a", True), ("%j-train", True), ("%3x", True), ("100%", False), ("50%accuracy", False)],
+)
+def test_a_pattern_of_file_names_in_the_name_of_a_job(name, found):
+    head = f"{JOB}#SBATCH --job-name={name}\n"
+    assert (("E106", "advice") in codes("python a.py\n", head)) == found

@@ -77,6 +77,37 @@ def find_wrong_arguments(subject: Subject) -> Iterator[Hit]:
             )
 
 
+def find_given_twice(subject: Subject) -> Iterator[Hit]:
+    """Find `train.py --lr 0.1 --lr 0.2`. Part of E107."""
+    for one in subject.started:
+        parser = read_parser(one.python) if one.python and not one.launch.elsewhere else None
+        if parser is None or not _is_only(subject, one):
+            continue
+        seen: dict[Option, str] = {}
+        for word, option, value in _values(one.launch, parser):
+            before = seen.get(option, value)
+            if before != value:
+                yield Hit(
+                    at=one.launch.place_of(word, subject.path),
+                    what=f"The command gives `{option.names[-1]}` twice. argparse uses the last "
+                    f"value, '{value}', not '{before}'.",
+                    fix="remove one of them",
+                )
+            seen[option] = value
+
+
+def _values(launch: Launch, parser: Parser) -> Iterator[tuple[Word, Option, str]]:
+    """Yield the options of a command that have one known value, of which the last counts."""
+    for word, after in pairwise((*launch.arguments, None)):
+        if word is None or word.text == "--":
+            return
+        name, equals, value = word.text.partition("=")
+        found = parser.find(name) if word.known and _OPTION.fullmatch(name) else []
+        known = equals or (after is not None and after.known and not after.uses)
+        if len(found) == 1 and found[0].takes_value and not found[0].gathers and known:
+            yield word, found[0], value if equals else after.text if after else ""
+
+
 def _of_torchrun(subject: Subject) -> Iterator[Hit]:
     """Find misspelled options of torchrun, which accepts abbreviations."""
     for one in subject.started:

@@ -16,6 +16,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.arguments import find_given_twice
 from echelon.lint.rules.placeholders import placeholder_in
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
@@ -38,6 +39,7 @@ _MISSPELT = pattern(
 )
 _FILLED_IN = pattern(r"\s*(?:\{\{[^{}]*\}\}|\{%[^{}]*%\})\s*")
 """A line of a template, which another program replaces."""
+_OF_FILE_NAMES = pattern(r"%\d*[AaJjNnstux](?![A-Za-z0-9])")
 _SHEBANG = pattern(r"(?m)^[ \t]{0,80}#!\s?/")
 _WITH_NOTE = pattern(r"#SBATCH\s+-\S+(?: [A-Za-z]+){2,}\s*$")
 """A directive with a sentence behind it."""
@@ -253,6 +255,14 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
                 # A plugin may expand it.
                 severity=WARNING if item.option.startswith("container") else None,
             )
+        elif item.option == "job-name" and (found := _OF_FILE_NAMES.search(item.value)):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"Slurm replaces {found[0]} only in file names. The job's name contains it "
+                "literally.",
+                fix=f"remove {found[0]}; squeue shows IDs in a column of their own",
+                severity=ADVICE,
+            )
         elif item.option == "mail-user" and (found := re.search(r"%[A-Za-z]", item.value)):
             yield Hit(
                 at=Place(subject.path, item.line),
@@ -264,6 +274,7 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
 
 
 def find_repeated(subject: Subject) -> Iterator[Hit]:
+    yield from find_given_twice(subject)
     if subject.directives.several:
         return
     seen: dict[str, Directive] = {}
@@ -427,7 +438,8 @@ RULES = (
         title="option given twice",
         severity=WARNING,
         check=find_repeated,
-        why="Slurm uses the last value. The earlier line has no effect and misleads readers.",
+        why="Slurm uses the last value. The earlier line has no effect and misleads readers. "
+        "argparse does the same with the options of a Python script.",
         example="""\
  #!/bin/bash
 -#SBATCH --mem=16G
