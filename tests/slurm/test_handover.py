@@ -145,7 +145,8 @@ def test_a_sharded_training_outlives_a_time_limit_on_two_nodes_and_goes_on_on_th
     for path in run.folder.glob("consumed-*"):
         for turn in {json.loads(line)[1] for line in path.read_text().splitlines()}:
             ranks[turn] += 1
-    assert list(ranks.values()) == [2, 3], ranks
+    first, *later = ranks.values()  # a slow machine needs more than two jobs
+    assert (first, set(later)) == (2, {3}), ranks
     check_samples(run.records(), STEPS)
     for one, other in zip(
         json.loads((run.folder / "values").read_text()), json.loads(undisturbed), strict=True
