@@ -16,6 +16,8 @@ from echelon.core.frozen import frozen
 SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
 """Directories that are not listed."""
 _ALIKE = 0.8
+_LONG = 8
+"""Length of names that are hardly alike by chance."""
 """How similar a name has to be to be suggested."""
 _MOST_EDITS = 2
 """Characters in which a name may differ, apart from dashes and underscores."""
@@ -58,6 +60,12 @@ class Repository:
         """Tell whether the name of a directory is a common one, or has a word of its name."""
         words, own = (set(_plain(one).split("-")) for one in (name, self.name))
         return name.lower() in _COMMON or bool(words & own)
+
+    def is_misspelt(self, name: str) -> bool:
+        """Tell whether a long name differs from that of the repository by a slip."""
+        if min(len(name), len(self.name)) < _LONG or self._is_own(name):
+            return False
+        return _without_digits(name) != _without_digits(self.name) and _may_be_typo(name, self.name)
 
     def is_other_name(self, name: str) -> bool:
         """Tell whether the directory of a clone of the repository may have this name."""
@@ -157,6 +165,10 @@ def _name(path: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]", "-", name.lower())
+
+
+def _without_digits(name: str) -> str:
+    return re.sub(r"[\W\d_]", "", name.lower())
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -377,3 +377,103 @@ def test_an_option_that_a_command_gives_twice(line, values):
 def test_a_pattern_of_file_names_in_the_name_of_a_job(name, found):
     head = f"{JOB}#SBATCH --job-name={name}\n"
     assert (("E106", "advice") in codes("python a.py\n", head)) == found
+
+
+WHOLE = f"{JOB}#SBATCH --gres=gpu:1\n#SBATCH --exclusive\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (WHOLE, True),
+        (WHOLE.replace("gpu:1", "gpu:4"), False),
+        (WHOLE.replace("exclusive", "exclusive=user"), False),
+        (WHOLE.replace("nodes=1", "nodes=2"), False),
+        (WHOLE.replace("#SBATCH --gres=gpu:1\n", ""), False),
+    ],
+)
+def test_one_gpu_of_a_whole_node(head, found):
+    said = whats("srun python a.py\n", "E203", head)
+    assert any("takes a whole node" in what for what in said) == found
+
+
+TRAINER = "from transformers import Trainer\nTrainer(model=model).train()\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "found"),
+    [
+        ("python a.py", TRAINER, True),
+        ("srun --ntasks=1 python a.py", TRAINER, True),
+        ("srun --ntasks=2 python a.py", TRAINER, False),
+        ("torchrun --nproc_per_node=4 a.py", TRAINER, False),
+        ("CUDA_VISIBLE_DEVICES=0 python a.py", TRAINER, False),
+        ("python a.py", f"{TRAINER}load(device_map='auto')\n", False),
+        ("python a.py", "from lightning import Trainer\nTrainer().fit(model)\n", False),
+    ],
+)
+def test_the_trainer_of_transformers_in_one_process(line, python, found):
+    said = whats(f"{line}\n", "E203", f"{JOB}#SBATCH --gres=gpu:4\n", a=python)
+    assert any("torch.nn.DataParallel" in what for what in said) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("python a.py > train.log", "train.log"),
+        ("python a.py 2>&1 | tee logs/train.txt", "logs/train.txt"),
+        ("D=logs\npython a.py > $D/a.out 2>&1", "logs/a.out"),
+        ("python a.py >> train.log", ""),
+        ("python a.py > train-$SLURM_JOB_ID.log", ""),
+        ("python a.py > train-$1.log", ""),
+        ("python a.py > results.csv", ""),
+        ("cd $1\npython a.py > train.log", ""),
+        ("python a.py > /tmp/train.log", ""),
+        ("echo start > train.log", ""),
+    ],
+)
+def test_a_log_that_the_next_job_overwrites(line, file):
+    said = [what for what in whats(f"{line}\n", "E502") if "The next job overwrites" in what]
+    assert [what.split()[4].rstrip(",") for what in said] == ([file] if file else [])
+
+
+RENDEZVOUS = "srun torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint="
+
+
+@pytest.mark.parametrize(
+    ("before", "endpoint", "found"),
+    [
+        ("", "worker-0.local:${PORT}", True),
+        ("PORT=$((29500 + RANDOM % 100))\n", "worker-0.local:$PORT", True),
+        ("", "$HOST:$PORT", False),
+        ("", "localhost$N:$PORT", False),
+    ],
+)
+def test_a_host_before_a_port_that_is_not_known(before, endpoint, found):
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+    said = whats(f"{before}{RENDEZVOUS}{endpoint} a.py\n", "E307", head)
+    assert any("other nodes than worker-0.local." in what for what in said) == found
+
+
+def test_a_host_in_a_variable_is_reported_where_it_is_set():
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+    body = f"export MASTER_ADDR=worker-0\n{RENDEZVOUS}$MASTER_ADDR:$PORT a.py\n"
+    assert len(whats(body, "E307", head)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "found"),
+    [
+        ('python a.py --inf_args "$INF_ARGS"', "", True),
+        ("python a.py --inf-args=${INF_ARGS}", 'x "$INF_ARGS"', True),
+        ('python a.py --inf_args "$INF_ARGS"', "INF_ARGS=1 sbatch job.sh", False),
+        ('python a.py --inf_args "$INF_ARGS"\n# set INF_ARGS first', "", False),
+        ('python a.py --args "$INF_ARGS"', "", False),
+        ('python a.py --inf_args "${INF_ARGS:-}"', "", False),
+        ('read -r INF_ARGS < a.txt\npython a.py --inf_args "$INF_ARGS"', "", False),
+    ],
+)
+def test_a_variable_named_like_its_option_that_no_file_sets(line, other, found):
+    files = TextFiles({"job.sh": "", "other.sh": other}, repository=True)
+    findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
+    assert ("E314" in {f.code for f in findings}) == found

@@ -465,3 +465,40 @@ def test_the_script_that_is_meant_may_have_other_arguments(options, fix):
     text = f"{JOB}python eval/score.py {options}\n"
     findings = lint(text, path="jobs/job.sh", files=files, programs=SlurmOf())
     assert [finding.fix for finding in findings if finding.code == "E215"] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "misspelt"),
+    [
+        ("train-transformer", "train-trainsformer", True),
+        ("my-experiments", "my-expriments", True),
+        ("train-transformer", "train_transformer", False),
+        ("train-transformer", "train-transformer2", False),
+        ("train-transformer", "Train-Transformer", False),
+        ("tools", "tolls", False),  # short names are alike by chance
+        ("train-transformer", "transformer", False),
+    ],
+)
+def test_a_name_that_is_almost_that_of_the_repository(name, other, misspelt):
+    assert Repository(name=name, paths=frozenset()).is_misspelt(other) == misspelt
+
+
+def test_a_change_to_a_directory_named_almost_like_the_repository(tmp_path):
+    root = tmp_path / "train-transformer"
+    (root / ".git").mkdir(parents=True)
+    (root / "train.py").write_text("print(1)\n")
+    for name, told in (("train-trainsformer", True), ("train-transformer", False)):
+        (root / "job.sh").write_text(script := f"{JOB}cd ~/git/{name}\npython train.py\n")
+        findings = lint(script, path=str(root / "job.sh"), files=DiskFiles(), programs=SlurmOf())
+        assert any(f"not {name}" in f.what for f in findings) == told
+
+
+def test_a_folder_that_may_be_the_repository_under_another_name():
+    texts = {"src/infer.py": ""}
+    said = found("cd /home/me/own/ppo\npython src/infer.py\n", texts)
+    assert not any("is only in" in what for _, _, what in said)
+    [(kind, _, what)] = found("cd /home/me/own/src\npython src/infer.py\n", texts)
+    assert kind == "advice"
+    assert what.startswith(
+        "src/infer.py is only in the top directory of the repository, not in src"
+    )

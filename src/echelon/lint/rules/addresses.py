@@ -131,10 +131,9 @@ def _literal_hosts(subject: Subject) -> Iterator[Hit]:
         (Place(one.launch.path, word.line or one.launch.line), word)
         for one in subject.started
         for word in _host_words(one.launch)
-        if not word.uses  # variables are checked where they are assigned
     ]
     for at, word in words:
-        found = _LITERAL.fullmatch(word.text) if word.known and not word.uses else None
+        found = _LITERAL.fullmatch(word.text) if _has_plain_host(subject, word) else None
         if found is None or _LOOPBACK.fullmatch(word.text) or word.text.startswith(("127.", "0.")):
             continue
         short = found["host"].partition(".")[0]
@@ -148,6 +147,15 @@ def _literal_hosts(subject: Subject) -> Iterator[Hit]:
             fix=_FIRST_NODE,
             severity=ADVICE if nodes == 1 else WARNING,
         )
+
+
+def _has_plain_host(subject: Subject, word: Word) -> bool:
+    """Tell whether a host, perhaps before a port, is written out where it is used."""
+    host, colon, _ = word.text.partition(":")
+    # Variables are checked where they are assigned.
+    values = [a.value.text for a in subject.assignments if a.name in word.names]
+    known = word.known and not word.uses
+    return known or (bool(colon) and not any(host in value for value in values))
 
 
 def _listed(subject: Subject) -> set[str] | None:

@@ -259,7 +259,7 @@ RULES = (
  #!/bin/bash
  #SBATCH --nodes=1
 +set -o pipefail
- srun python train.py 2>&1 | tee train.log    # <- here
+ srun python train.py 2>&1 | tee train-$SLURM_JOB_ID.log    # <- here
 """,
     ),
     Rule(

@@ -17,6 +17,7 @@ from echelon.lint.files import Place
 from echelon.lint.harmless import is_harmless
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
+from echelon.lint.python_script import PythonScript
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules import unused_gpus
 from echelon.lint.rules.wanted import OF_OUTPUT
@@ -39,9 +40,21 @@ _SEVERAL = pattern(
     r"device_map"
 )
 """Text of scripts that may use several GPUs."""
+_PLACES_MODEL = pattern(
+    r"device_map|parallel|cuda:\d|CUDA_VISIBLE|deepspeed|pytorch_lightning|lightning|\.spawn\(|"
+    r"load_in_[48]bit|BitsAndBytes"
+)
+"""Text of scripts that choose the devices of their model themselves."""
 _USES_TASKS = pattern(
     r"(?i)srun|NTASKS|NPROCS|mpi|parallel|xargs|nproc|horovod|&[ \t]*$|dask|ray\b|-np\b"
 )
+
+
+def _is_replicated(python: PythonScript) -> bool:
+    """Tell whether a Trainer of transformers copies a model to all GPUs of its process."""
+    text = python.text + python.neighbours
+    trains = python.calls("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer")
+    return bool(trains) and "transformers" in text and not _PLACES_MODEL.search(text)
 
 
 def find_unused_tasks(subject: Subject) -> Iterator[Hit]:
@@ -72,22 +85,49 @@ def _single_process(subject: Subject) -> Iterator[Hit]:
     gpus, started = subject.job.gpus_per_node or 0, subject.started
     if not subject.is_job or gpus < 2 or subject.job.several_nodes or len(started) != 1:
         return
-    one = started[0]
-    if one.launch.launcher or one.launch.mpi or one.launch.elsewhere or one.launch.srun is not None:
+    launch, python = started[0].launch, started[0].python
+    tasks = 1 if launch.srun is None else launch.amounts.tasks
+    if launch.launcher or launch.mpi or launch.elsewhere or tasks != 1:
         return
     texts = [f"{a.name}={a.value.text}" for a in subject.assignments]
     texts += [command.text for command in subject.commands if not is_harmless(command)]
     if any(map(_SEVERAL.search, texts)) or any(c.background for c in subject.commands):
         return
-    python = one.python
-    if python and (may_use_all_gpus(python) or uses_several_gpus(python) or spawns(python)):
-        return
-    if python is None or not python.is_distributed:
+    one_process = f"The job has {gpus} GPUs, and this command starts one process."
+    if python and _is_replicated(python):
         yield Hit(
-            at=one.launch,
-            what=f"The job has {gpus} GPUs, and this command starts one process. Unless it uses "
-            "several GPUs itself, the others are idle.",
+            at=launch,
+            what=f"{one_process} The Trainer of transformers then uses torch.nn.DataParallel, "
+            "which is slower than one process per GPU and keeps more on GPU 0.",
+            fix=f"torchrun --standalone --nproc_per_node={gpus} …  # instead of python",
+            severity=ADVICE,
+        )
+    elif launch.srun is None and not (python and _may_use_several(python)):
+        yield Hit(
+            at=launch,
+            what=f"{one_process} Unless it uses several GPUs itself, the others are idle.",
             fix=f"{_one_gpu(subject)}  # or start one process per GPU",
+            severity=ADVICE,
+        )
+
+
+def _may_use_several(python: PythonScript) -> bool:
+    """Tell whether one process of a script may use all GPUs of the job."""
+    several = may_use_all_gpus(python) or uses_several_gpus(python)
+    return several or spawns(python) or python.is_distributed
+
+
+def _exclusive(subject: Subject) -> Iterator[Hit]:
+    """Find a job that takes a whole node, and requests one GPU."""
+    item = subject.directives.last("exclusive")
+    if item is None or item.value or subject.job.gpus_per_node != 1 or not subject.is_job:
+        return
+    if not subject.may_have_several_nodes:
+        yield Hit(
+            at=Place(subject.path, item.line),
+            what="The job takes a whole node, but requests one GPU. No other job can use the "
+            "others, if the node has more.",
+            fix="delete `--exclusive`, or request and use all GPUs of the node",
             severity=ADVICE,
         )
 
@@ -102,6 +142,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
     if unused:
         return
     yield from _single_process(subject)
+    yield from _exclusive(subject)
     yield from _without_gpus_inside(subject)
     yield from _in_sequence(subject)
     if sets_visible_devices(subject) and _may_share(subject):

@@ -13,6 +13,7 @@ _MOVES = frozenset({"cd", "pushd", "popd", "chdir"})
 _STAYS = pattern(r"cd\s+\S*\$\{?SLURM_SUBMIT_DIR\}?\S?$")
 _STARTS_THERE = pattern(r"\bcd\s|\bcwd\b|chdir|\.\./|--workdir")
 """Lines about the job script after which it starts in another folder."""
+_TOP = "the top directory of the repository"
 _MOST = 2
 """Maximum number of folders: people who have more of them submit from each."""
 
@@ -30,10 +31,12 @@ def find_misplaced(
         folders = repository.folders_with(one.path) if one.reader else []
         if not folders or len(folders) > _MOST or ".." in one.path:
             continue
-        only = f"{one.path} is only in {' and in '.join(folders)}"
+        only = f"{one.path} is only in {' and in '.join(folder or _TOP for folder in folders)}"
         entered = {""} if one.rooted else _entered(repository, moves, one)
-        if entered and not entered & set(folders):
-            here = min(entered) or "the top directory of the repository"
+        # A folder that the repository lacks may be the repository itself, under another name.
+        known = not any(folder and repository.lacks(folder, folder=True) for folder in entered)
+        if entered and known and not entered & set(folders):
+            here = min(entered) or _TOP
             yield Hit(
                 at=one.at,
                 what=f"{only}, not in {here}. {one.reader} does not find it.",

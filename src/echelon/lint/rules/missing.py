@@ -262,10 +262,23 @@ def _missing_folder(
 
 
 def _misspelt_clone(subject: Subject, repository: Repository) -> Iterator[Hit]:
-    """Find the first `cd` to a directory that another file names like the repository."""
+    """Find the first `cd` to a directory whose name is almost that of the repository.
+
+    Or to one that another file names like the repository.
+    """
     entered = (c for c in subject.commands if c.name == "cd" and len(c.arguments) == 1)
     for command in islice(entered, 1):
         path = re.sub(r"[{}]", "", command.arguments[0].text)
+        name = path.rstrip("/").rpartition("/")[2]
+        if path.startswith(("/", "~", "$")) and repository.is_misspelt(name):
+            yield Hit(
+                at=command,
+                what=f"The repository is named {repository.name}, not {name}. If this is its "
+                "directory, `cd` fails, and the job runs elsewhere.",
+                fix=f"cd {path.rstrip('/').removesuffix(name)}{repository.name}",
+                severity=ADVICE,
+            )
+            return
         inside = repository.inside(path) if path.startswith(("/", "~", "$")) else []
         if len(inside) != 1 or f"/{repository.name}" in path:
             continue

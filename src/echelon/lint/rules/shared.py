@@ -18,6 +18,7 @@ _INTO = pattern(
 """A redirection of the standard output, and its file."""
 _VARIABLE = pattern(r"\$\{?(\w+)\}?")
 _FILE = pattern(r"[\w./~-]*[\w]")
+_LOG = pattern(r"(?i)log|\.(?:out|err)$")
 _ELSEWHERE = pattern(r"/dev/|/tmp/|/proc/|/sys/|/scratch/local|/local")
 """Files that are not shared, or only between the tasks of one node."""
 _OPTION = pattern(
@@ -44,6 +45,8 @@ def find_shared_files(subject: Subject) -> Iterator[Hit]:
     if _is_array(subject):
         yield from _of_tasks(subject, batch)
         yield from _of_options(subject)
+    elif subject.directives.last("array") is None:
+        yield from _logs(batch)
     yield from _read_later(subject, batch)
 
 
@@ -67,6 +70,16 @@ def _of_tasks(subject: Subject, batch: Shell) -> Iterator[Hit]:
     lines = batch.text.split("\n")
     if any(_ASKS_FOR_TASK.search(line) for line in lines if line.lstrip()[:1] != "#"):
         return  # one of the tasks may do other work
+    for command, files in _written(batch):
+        for file in files:
+            yield from _same_file(command, file, relative=relative)
+    for command, word in _steps(subject):
+        yield from _same_file(command, word.text, relative=relative)
+
+
+def _written(batch: Shell) -> Iterator[tuple[Command, list[str]]]:
+    """Yield the programs of a job with the files that their output overwrites."""
+    lines = batch.text.split("\n")
     for command in batch.commands:
         runs = command.certain or command.looped
         line = _whole_line(lines, command.line)
@@ -80,10 +93,22 @@ def _of_tasks(subject: Subject, batch: Shell) -> Iterator[Hit]:
             files = _redirected(command, line)
         else:
             continue
-        for file in files:
-            yield from _same_file(command, file, relative=relative)
-    for command, word in _steps(subject):
-        yield from _same_file(command, word.text, relative=relative)
+        yield command, files
+
+
+def _logs(batch: Shell) -> Iterator[Hit]:
+    """Find the log of a program that the next job overwrites."""
+    if not _moves(batch):
+        written = ((command, file) for command, files in _written(batch) for file in files)
+        for command, file in written:
+            if _LOG.search(file) and _is_shared(file, relative=True):
+                yield Hit(
+                    at=Place(command.path, command.line),
+                    what=f"The next job overwrites {file}, even while this job still writes it.",
+                    fix=_with_task(file).replace("ARRAY_TASK", "JOB"),
+                    severity=ADVICE,
+                )
+                return
 
 
 def _same_file(command: Command, file: str, *, relative: bool) -> Iterator[Hit]:
