@@ -477,3 +477,20 @@ def test_a_variable_named_like_its_option_that_no_file_sets(line, other, found):
     files = TextFiles({"job.sh": "", "other.sh": other}, repository=True)
     findings = lint(f"{JOB}{line}\n", path="job.sh", files=files, programs=SlurmOf())
     assert ("E314" in {f.code for f in findings}) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "found"),
+    [
+        ("", "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK", True),
+        ("", 'export MKL_NUM_THREADS="${SLURM_CPUS_PER_TASK}"', True),
+        ("", "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}", False),
+        ("", "export OMP_NUM_THREADS=$SLURM_CPUS_ON_NODE", False),
+        ("", "SLURM_CPUS_PER_TASK=4\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK", False),
+        ("# sbatch -c 4 job.sh\n", "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK", False),
+        ("#SBATCH -c 4\n", "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK", False),
+    ],
+)
+def test_a_number_of_threads_that_is_empty(head, line, found):
+    said = whats(f"{line}\npython a.py\n", "E407", JOB + head)
+    assert any("_NUM_THREADS is empty" in what for what in said) == found

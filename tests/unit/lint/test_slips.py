@@ -379,3 +379,23 @@ def test_the_port_of_ray_on_several_nodes(gpus, found):
     head = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node={gpus}\n"
     body = "srun --nodes=1 ray start --head --port=6379 --block &\nsleep 9\npython a.py\n"
     assert _found("E301", body, head=head) == found
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        ("#!/bin/bash\n{}alias py=python3\npy a.py\n", [4]),
+        ("#!/usr/bin/env bash\n{}alias ll='ls -l' py=python3\npy a.py\npy b.py\n", [4]),
+        ("#!/bin/bash\n{}shopt -s expand_aliases\nalias py=python3\npy a.py\n", []),
+        ("#!/bin/bash -i\n{}alias py=python3\npy a.py\n", []),
+        ("#!/bin/sh\n{}alias py=python3\npy a.py\n", []),  # it expands them
+        ("#!/bin/zsh\n{}alias py=python3\npy a.py\n", []),
+        ("#!/bin/bash\n{}alias py=python3\npython3 a.py\n", []),
+        ("#!/bin/bash\n{}alias\npy a.py\n", []),
+    ],
+)
+def test_an_alias_in_a_script(script, lines):
+    script = script.format("#SBATCH --time=1:00:00\n")
+    findings = lint(script, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    said = [(f.line, str(f.severity)) for f in findings if "expands no aliases" in f.what]
+    assert said == [(line, "warning") for line in lines]

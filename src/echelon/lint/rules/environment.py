@@ -116,6 +116,7 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several:
         return
     yield from _no_tasks(subject)
+    yield from _no_threads(subject)
     yield from find_no_array(subject)
     assigned = {assignment.name for assignment in subject.assignments}
     words = [
@@ -158,6 +159,25 @@ def _no_tasks(subject: Subject) -> Iterator[Hit]:
                 and assignment.name in subject.exported
             ):
                 yield _unset(assignment, name, "", "ntasks")
+
+
+def _no_threads(subject: Subject) -> Iterator[Hit]:
+    """Find numbers of threads that are empty, because the job requests no CPUs for its tasks."""
+    name, option = "SLURM_CPUS_PER_TASK", "cpus-per-task"
+    given = subject.directives.last(option) or _shown_with_sbatch(subject, option)
+    if given or subject.assigned(name):
+        return
+    for assignment in subject.batch.assignments if subject.batch else ():
+        plain = assignment.value.text in (f"${name}", f"${{{name}}}")
+        if plain and assignment.name.endswith("_NUM_THREADS"):
+            yield Hit(
+                at=assignment,
+                what=f"Slurm sets `${name}` only for jobs with `--{option}`. Without it, "
+                f"{assignment.name} is empty, and programs choose a number of threads themselves.",
+                fix=f"#SBATCH --{option}=…",
+                severity=ADVICE,
+            )
+            return
 
 
 def _shown_with_sbatch(subject: Subject, option: str) -> bool:

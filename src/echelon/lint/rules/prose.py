@@ -8,7 +8,7 @@ from echelon.lint.bash import Command
 from echelon.lint.facts import sources_others
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.rules.slips import find_misspelt_module
+from echelon.lint.rules.slips import find_aliases, find_misspelt_module
 from echelon.lint.subject import Subject
 
 _WORD = pattern(r"[A-Za-z][a-z]*[,.:;!?]?")
@@ -72,6 +72,7 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
                 )
     yield from _names_in_backticks(subject)
     yield from find_misspelt_module(subject)
+    yield from find_aliases(subject)
     yield from _bare_options(subject)
     yield from _stray_names(subject)
 

@@ -50,6 +50,7 @@ _DECLARES = pattern(
     r"\s*(?:export|local|declare|readonly)\s+((?:[A-Za-z_]\w*=\S*(?:[ \t]+|$)){2,20})(?:#.*)?$"
 )
 _PART = pattern(r"([A-Za-z_]\w*)=(\S*)")
+_OF_BASH = pattern(r"#!.*\bbash\b(?!.*\s-\w*i)")
 _OTHER_SHELL = pattern(r"#!.*\b(?:zsh|ksh|fish|t?csh)\b")
 
 
@@ -296,6 +297,25 @@ def find_long_names(subject: Subject) -> Iterator[Hit]:
             fix=f"${{{begin}}}{end}",
             severity=WARNING,
         )
+
+
+def find_aliases(subject: Subject) -> Iterator[Hit]:
+    """Find commands that are an alias. Part of E212."""
+    batch = _plain(subject)
+    if batch is None or not _OF_BASH.match(batch.text) or "expand_aliases" in batch.text:
+        return
+    for made in (c for c in batch.commands if c.name == "alias"):
+        names = [word.text.partition("=")[0] for word in made.arguments if "=" in word.text]
+        used = (c for c in batch.commands if c.line > made.line and c.name in names)
+        for command in used:
+            yield Hit(
+                at=command,
+                what=f"Bash expands no aliases in scripts, so this is not the alias of line "
+                f"{made.line}.",
+                fix=f'{command.name}() {{ … "$@"; }}  # a function, instead of the alias',
+                severity=WARNING,
+            )
+            break
 
 
 def find_misspelt_module(subject: Subject) -> Iterator[Hit]:
