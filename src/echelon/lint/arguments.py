@@ -39,7 +39,7 @@ _UNREADABLE = pattern(
 _VALUELESS = frozenset(
     {"store_true", "store_false", "store_const", "append_const", "count", "help", "version"}
 )
-_GATHERING = frozenset({"append", "extend", "append_const", "count"})
+_GATHERING = frozenset({"append", "extend"})
 _TYPES = {"int": int, "float": float}
 
 

@@ -258,9 +258,10 @@ def _is_composed(text: str) -> bool:
     """Tell whether a text is partly known: a command line, or a path with a known last part."""
     if text.startswith(("$(", "`")):
         return False
-    return " " in text or bool(_NAMED_LAST.fullmatch(text))
+    return " " in text or (len(text) < _LONGEST_PATH and bool(_NAMED_LAST.fullmatch(text)))
 
 
+_LONGEST_PATH = 1000
 _NAMED_LAST = pattern(r"\$\{?\w+\}?/(?:[\w.+-]+/)*[\w.+-]+")
 
 

@@ -16,9 +16,9 @@ from echelon.core.frozen import frozen
 SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
 """Directories that are not listed."""
 _ALIKE = 0.8
+"""How similar a name has to be to be suggested."""
 _LONG = 8
 """Length of names that are hardly alike by chance."""
-"""How similar a name has to be to be suggested."""
 _MOST_EDITS = 2
 """Characters in which a name may differ, apart from dashes and underscores."""
 
@@ -64,6 +64,8 @@ class Repository:
     def is_misspelt(self, name: str) -> bool:
         """Tell whether a long name differs from that of the repository by a slip."""
         if min(len(name), len(self.name)) < _LONG or self._is_own(name):
+            return False
+        if f"{name}/" in self.names:
             return False
         return _without_digits(name) != _without_digits(self.name) and _may_be_typo(name, self.name)
 

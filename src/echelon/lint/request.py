@@ -314,7 +314,6 @@ def _gpus_of_step(job: Amounts, options: Mapping[str, Word], nodes: int | None) 
 def known_variables(directives: Directives, job: Amounts) -> dict[str, str]:
     """Return the Slurm variables of the job script whose values follow from the request."""
     values = {"SLURM_NNODES": job.nodes, "SLURM_JOB_NUM_NODES": job.nodes}
-    values["SLURM_GPUS_ON_NODE"] = job.gpus_per_node
     if any(map(directives.last, COUNTING_TASKS)):
         values |= dict.fromkeys(NUMBERS_OF_TASKS, job.tasks)
     found = {name: str(value) for name, value in values.items() if value}

@@ -146,10 +146,10 @@ def _find_absent(victims: Sequence[Failure]) -> Failure:
     if len(absent) != 1 or victims[0] is absent[0]:
         return victims[0]
     # A rank that lost its peer because the peer had given up may report before the peer does.
-    late = (failure for failure in victims if failure.cause == "collective time-out")
-    first = next(late, victims[0])
-    gave_up = f"the only rank still running when rank {first.rank} had given up: {first.message}"
-    return replace(absent[0], cause=first.cause, message=gave_up, exit_code=first.exit_code)
+    late = [failure for failure in victims if failure.cause == "collective time-out"]
+    last = late[-1] if late else victims[0]
+    gave_up = f"the only rank still running when rank {last.rank} had given up: {last.message}"
+    return replace(absent[0], cause=last.cause, message=gave_up, exit_code=last.exit_code)
 
 
 def advise(failure: Failure) -> str:

@@ -502,3 +502,9 @@ def test_a_folder_that_may_be_the_repository_under_another_name():
     assert what.startswith(
         "src/infer.py is only in the top directory of the repository, not in src"
     )
+
+
+def test_a_directory_of_the_repository_with_almost_its_name():
+    repository = Repository(name="recommenders", paths=frozenset({"recommender/"}))
+    assert not repository.is_misspelt("recommender")
+    assert repository.is_misspelt("recomenders")

@@ -131,6 +131,7 @@ def _literal_hosts(subject: Subject) -> Iterator[Hit]:
         (Place(one.launch.path, word.line or one.launch.line), word)
         for one in subject.started
         for word in _host_words(one.launch)
+        if not _is_external(one.launch)
     ]
     for at, word in words:
         found = _LITERAL.fullmatch(word.text) if _has_plain_host(subject, word) else None
@@ -147,6 +148,12 @@ def _literal_hosts(subject: Subject) -> Iterator[Hit]:
             fix=_FIRST_NODE,
             severity=ADVICE if nodes == 1 else WARNING,
         )
+
+
+def _is_external(launch: Launch) -> bool:
+    """Tell whether ranks meet at a server that is not part of the job."""
+    backend = launch.launcher.option("rdzv-backend") if launch.launcher else None
+    return backend is not None and backend.text.startswith("etcd")
 
 
 def _has_plain_host(subject: Subject, word: Word) -> bool:

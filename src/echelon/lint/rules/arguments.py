@@ -98,11 +98,15 @@ def find_given_twice(subject: Subject) -> Iterator[Hit]:
 
 def _values(launch: Launch, parser: Parser) -> Iterator[tuple[Word, Option, str]]:
     """Yield the options of a command that have one known value, of which the last counts."""
-    for word, after in pairwise((*launch.arguments, None)):
+    words = [word for word in launch.arguments if word.line >= launch.command.line]
+    if len(words) < len(launch.arguments):
+        return  # an array, whose values the command may replace
+    for word, after in pairwise((*words, None)):
         if word is None or word.text == "--":
             return
         name, equals, value = word.text.partition("=")
-        found = parser.find(name) if word.known and _OPTION.fullmatch(name) else []
+        plain = word.known and not word.uses and _OPTION.fullmatch(name)
+        found = [option for option in parser.find(name) if name in option.names] if plain else []
         known = equals or (after is not None and after.known and not after.uses)
         if len(found) == 1 and found[0].takes_value and not found[0].gathers and known:
             yield word, found[0], value if equals else after.text if after else ""

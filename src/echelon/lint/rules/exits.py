@@ -11,7 +11,7 @@ from echelon.lint.rule import ADVICE, Hit, Rule
 from echelon.lint.rules.slips import find_ending_arithmetic
 from echelon.lint.subject import Subject
 
-_COMPLAINS = pattern(
+COMPLAINS = pattern(
     r"(?i)\b(?:error|fail(?:ed|ure)?|not found|missing|invalid|unknown|does(?: not|n't) exist|"
     r"cannot|can't|no such|not set|abort(?:ing|ed)?|unsupported|usage(?=:)|before running|"
     r"no (?:[\w-]+ ){1,5}(?:provided|given|specified|supplied|passed|found|set)|"
@@ -48,7 +48,7 @@ def find_message_status(batch: Shell) -> Iterator[Hit]:
         said = (f"{_message(c)} {texts.get(c.name, '')}" for c in messages if not c.certain)
         start = commands[number - len(messages) - 1].line if number > len(messages) else 0
         asked = any(map(_ASKED_FOR_HELP.search, lines[start : command.line]))
-        if any(map(_COMPLAINS.search, said)) and not asked:
+        if any(map(COMPLAINS.search, said)) and not asked:
             yield Hit(
                 at=command,
                 what="After this error, the job is COMPLETED: `exit` without a number ends it with "

@@ -1,5 +1,6 @@
 """E203: GPUs that no process uses, and tasks that nothing starts; part of E201."""
 
+import ast
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,7 +18,7 @@ from echelon.lint.files import Place
 from echelon.lint.harmless import is_harmless
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript
+from echelon.lint.python_script import PythonScript, last_name
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules import unused_gpus
 from echelon.lint.rules.wanted import OF_OUTPUT
@@ -34,6 +35,8 @@ _RETURNS = frozenset({"screen", "tmux", "docker", "podman", "ray", "nohup", "set
 _MOST_ARGUMENTS = 50
 _NUMBERS = pattern(r"\d{1,2}(?:,\d{1,2}){0,15}")
 _SEVERAL_TASKS = 2
+_ONE_OF_NODE = pattern(r"(?i)gh200|gb200")
+"""Types of GPUs of which a node may have one."""
 _SEVERAL = pattern(
     r"(?i)(?<!single.)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
     r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|tensor_parallel|"
@@ -42,9 +45,11 @@ _SEVERAL = pattern(
 """Text of scripts that may use several GPUs."""
 _PLACES_MODEL = pattern(
     r"device_map|parallel|cuda:\d|CUDA_VISIBLE|deepspeed|pytorch_lightning|lightning|\.spawn\(|"
-    r"load_in_[48]bit|BitsAndBytes"
+    r"load_in_[48]bit|BitsAndBytes|launcher"
 )
 """Text of scripts that choose the devices of their model themselves."""
+_TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer")
+_WITH_TRAINERS = ("transformers", "trl")
 _USES_TASKS = pattern(
     r"(?i)srun|NTASKS|NPROCS|mpi|parallel|xargs|nproc|horovod|&[ \t]*$|dask|ray\b|-np\b"
 )
@@ -52,9 +57,14 @@ _USES_TASKS = pattern(
 
 def _is_replicated(python: PythonScript) -> bool:
     """Tell whether a Trainer of transformers copies a model to all GPUs of its process."""
-    text = python.text + python.neighbours
-    trains = python.calls("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer")
-    return bool(trains) and "transformers" in text and not _PLACES_MODEL.search(text)
+    names = {last_name(call.func) for call in python.calls(*_TRAINERS)}
+    imported = {
+        alias.name
+        for node in python.nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_WITH_TRAINERS)
+        for alias in node.names
+    }
+    return bool(names & imported) and not _PLACES_MODEL.search(python.text + python.neighbours)
 
 
 def find_unused_tasks(subject: Subject) -> Iterator[Hit]:
@@ -122,11 +132,13 @@ def _exclusive(subject: Subject) -> Iterator[Hit]:
     item = subject.directives.last("exclusive")
     if item is None or item.value or subject.job.gpus_per_node != 1 or not subject.is_job:
         return
-    if not subject.may_have_several_nodes:
+    given = subject.directives.last("gres") or subject.directives.last("gpus-per-node")
+    single = given is not None and _ONE_OF_NODE.search(given.value)
+    if not single and not subject.may_have_several_nodes:
         yield Hit(
             at=Place(subject.path, item.line),
-            what="The job takes a whole node, but requests one GPU. No other job can use the "
-            "others, if the node has more.",
+            what="If the node has more than one GPU, the others are idle: the job takes the whole "
+            "node, but requests one.",
             fix="delete `--exclusive`, or request and use all GPUs of the node",
             severity=ADVICE,
         )

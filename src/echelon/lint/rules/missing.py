@@ -101,7 +101,8 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
         folder = None
     elif left:
         return
-    if any(_MOUNTS.search(shell.text) for shell in subject.shells):
+    in_image = any(_MOUNTS.search(shell.text) for shell in subject.shells)
+    if in_image:
         # The paths are usually those of the job's directory.
         wanted = [
             replace(one, certain=False) for one in wanted if _has_folder(one.path, repository)
@@ -110,6 +111,13 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
     yield from _misspelt_clone(subject, repository)
     if folder is not None:
         yield from _missing_folder(subject, repository, *folder)
+    for hit in _all_missing(subject, repository, wanted):
+        image = " The image of the container may have it." if in_image else ""
+        yield replace(hit, what=hit.what + image)
+    yield from find_misplaced(subject, repository, wanted)
+
+
+def _all_missing(subject: Subject, repository: Repository, wanted: list[Wanted]) -> Iterator[Hit]:
     missing = (one for one in wanted if not one.found and _is_missing(one.path, repository))
     for one in islice(missing, _MOST):
         if not _may_be_made(subject, one):
@@ -117,7 +125,6 @@ def find_missing_paths(subject: Subject) -> Iterator[Hit]:
             made_from = _notebook(subject, repository, one.path)
             hit = _missing(one, repository, other_name=other_name, made_from=made_from)
             yield _with_other_arguments(subject, one, repository, hit)
-    yield from find_misplaced(subject, repository, wanted)
 
 
 # --- whether it does ------------------------------------------------------------------------
@@ -270,7 +277,8 @@ def _misspelt_clone(subject: Subject, repository: Repository) -> Iterator[Hit]:
     for command in islice(entered, 1):
         path = re.sub(r"[{}]", "", command.arguments[0].text)
         name = path.rstrip("/").rpartition("/")[2]
-        if path.startswith(("/", "~", "$")) and repository.is_misspelt(name):
+        made = any(name in c.text for c in subject.commands if c.line < command.line)
+        if path.startswith(("/", "~", "$")) and repository.is_misspelt(name) and not made:
             yield Hit(
                 at=command,
                 what=f"The repository is named {repository.name}, not {name}. If this is its "

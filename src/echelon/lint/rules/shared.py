@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from echelon.lint.bash import Command, Shell, Where, Word
 from echelon.lint.files import Place
@@ -18,8 +18,10 @@ _INTO = pattern(
 """A redirection of the standard output, and its file."""
 _VARIABLE = pattern(r"\$\{?(\w+)\}?")
 _FILE = pattern(r"[\w./~-]*[\w]")
-_LOG = pattern(r"(?i)log|\.(?:out|err)$")
-_ELSEWHERE = pattern(r"/dev/|/tmp/|/proc/|/sys/|/scratch/local|/local")
+_LOG = pattern(r"(?i)(?<![a-z])logs?(?![a-z])|\.(?:out|err)$")
+_QUOTED = pattern(r"(>\s{0,3})?(?:\"[^\"\n]*\"|'[^'\n]*')")
+_COMMENT = pattern(r"(?:^|\s)#.*")
+_ELSEWHERE = pattern(r"/dev/|(?:/var)?/tmp\b|/proc/|/sys/|/scratch/local|/local")
 """Files that are not shared, or only between the tasks of one node."""
 _OPTION = pattern(
     r"--?(?:out(?:put)?|(?:out(?:put)?|save|result|prediction|log)s?[-_]?"
@@ -45,7 +47,7 @@ def find_shared_files(subject: Subject) -> Iterator[Hit]:
     if _is_array(subject):
         yield from _of_tasks(subject, batch)
         yield from _of_options(subject)
-    elif subject.directives.last("array") is None:
+    elif not any(map(subject.directives.last, ("array", "chdir", "dependency"))):
         yield from _logs(batch)
     yield from _read_later(subject, batch)
 
@@ -80,12 +82,13 @@ def _of_tasks(subject: Subject, batch: Shell) -> Iterator[Hit]:
 def _written(batch: Shell) -> Iterator[tuple[Command, list[str]]]:
     """Yield the programs of a job with the files that their output overwrites."""
     lines = batch.text.split("\n")
+    depths = _depths(lines)
     for command in batch.commands:
         runs = command.certain or command.looped
         line = _whole_line(lines, command.line)
         if command.function or " -c " in line:
             continue
-        if command.name == "tee" and command.piped and _is_plain(lines, command):
+        if command.name == "tee" and command.piped and _is_plain(lines, depths, command):
             names = [w for w in command.arguments if not w.text.startswith("-")]
             appends = any(w.text in ("-a", "--append") for w in command.arguments)
             files = [w.text for w in names if w.known and not appends]
@@ -98,13 +101,16 @@ def _written(batch: Shell) -> Iterator[tuple[Command, list[str]]]:
 
 def _logs(batch: Shell) -> Iterator[Hit]:
     """Find the log of a program that the next job overwrites."""
-    if not _moves(batch):
+    local = any(c.name in ("cd", "pushd") and _ELSEWHERE.search(c.text) for c in batch.commands)
+    if not _moves(batch) and not local:
         written = ((command, file) for command, files in _written(batch) for file in files)
+        moved = " ".join(c.text for c in batch.commands if c.name in ("mv", "cp", "ln", "savelog"))
         for command, file in written:
-            if _LOG.search(file) and _is_shared(file, relative=True):
+            if _LOG.search(file) and _is_shared(file, relative=True) and file not in moved:
                 yield Hit(
                     at=Place(command.path, command.line),
-                    what=f"The next job overwrites {file}, even while this job still writes it.",
+                    what=f"Another job in the same directory overwrites {file}, even while this "
+                    "job still writes it.",
                     fix=_with_task(file).replace("ARRAY_TASK", "JOB"),
                     severity=ADVICE,
                 )
@@ -120,17 +126,27 @@ def _same_file(command: Command, file: str, *, relative: bool) -> Iterator[Hit]:
         )
 
 
-def _is_plain(lines: list[str], command: Command) -> bool:
+def _depths(lines: list[str]) -> list[int]:
+    """Return in how many branches each line begins."""
+    changes = (bool(_OPENS.search(line)) - bool(_CLOSES.search(line)) for line in lines)
+    return [0, *accumulate(changes)]
+
+
+def _is_plain(lines: list[str], depths: list[int], command: Command) -> bool:
     """Tell whether a part of a pipe is in no branch and not in $(…)."""
-    before = lines[: command.line - 1]
-    depth = sum(bool(_OPENS.search(line)) - bool(_CLOSES.search(line)) for line in before)
     line = lines[command.line - 1]
-    return depth <= 0 and not command.substituted and "&&" not in line and "||" not in line
+    return (
+        depths[command.line - 1] <= 0
+        and not command.substituted
+        and "&&" not in line
+        and "||" not in line
+    )
 
 
 def _redirected(command: Command, line: str) -> list[str]:
     """Return the files that the output of a command overwrites."""
-    found = [m[2].strip('"') for m in _INTO.finditer(line) if m[1] == ">"]
+    bare = _COMMENT.sub("", _QUOTED.sub(lambda m: m[0] if m[1] else "''", line))
+    found = [m[2].strip('"') for m in _INTO.finditer(bare) if m[1] == ">"]
     values = command.moment.values() if found else {}
     return [text for name in found if (text := _expanded(name, values))]
 

@@ -13,6 +13,7 @@ from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.rules.called_scripts import of_started, with_called
 from echelon.lint.rules.exits import (
+    COMPLAINS,
     find_constant_failure,
     find_message_status,
     find_status_of_message,
@@ -122,6 +123,7 @@ _BEFORE_PROGRAMS = frozenset({"time", "nice", "numactl", "timeout", "nohup", "st
 _KEEPS = frozenset({"wait", "wandb", "ray"})
 """Last commands that wait for others, or that stop them."""
 _OR_TRUE = pattern(r"\|\|[ \t]*(true|:|echo\b[^|&;]*)[ \t]*(?:#.*)?$")
+_ASKS = pattern(r"\s*(?:(?:el)?if|while|until)\b")
 _NOTICES = pattern(r"\$\?|\belse\b")
 _LOOP_CONTINUES = (
     "If this command fails, the loop continues. The job has the status of the last command only."
@@ -199,26 +201,34 @@ def _lost(subject: Subject, batch: Shell) -> Iterator[Hit]:
         hits += _always_succeeds(batch, plain)
     hits = hits or [*_in_loop(batch, known[-1:])] or [*_ignored(batch, plain)]
     hits = hits or [*_tolerated(batch, _work(batch, plain, run))]
-    yield from hits or _only_reported(batch, lost[-1:], plain)
+    for command, ends in () if hits else lost[-1:]:
+        hits += _only_reported(batch, command, ends, plain)
+    yield from hits
 
 
 def _only_reported(
-    batch: Shell, lost: list[tuple[Command, tuple[Ending, ...]]], plain: list[Command]
+    batch: Shell, command: Command, ends: tuple[Ending, ...], plain: list[Command]
 ) -> Iterator[Hit]:
     """Find a program whose failure the script notices, and then only prints."""
-    for command, ends in lost:
-        later = [c for c in plain if c.line > command.line]
-        rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
-        goes_on = any(c.name in _ENDS_JOB or c.name == "sbatch" or _works(batch, c) for c in later)
-        noticed = _NOTICES.search(rest) and all(e.handled and not e.lost_in for e in ends)
-        if later and noticed and not goes_on:
-            yield Hit(
-                at=command,
-                what="The script notices if this command fails, but the job is COMPLETED anyway, "
-                f"because its last command succeeds (line {later[-1].line}).",
-                fix="exit 1  # in the branch for the failure",
-                severity=ADVICE,
-            )
+    later = [c for c in plain if c.line > command.line]
+    lines = batch.text.split("\n")[command.line - 1 :]
+    rest = "\n".join(line for line in lines if line.lstrip()[:1] != "#")
+    noticed = COMPLAINS.search(rest) if _ASKS.match(lines[0]) else _NOTICES.search(rest)
+    handled = all(e.handled and not e.lost_in for e in ends)
+    if later and noticed and handled and not any(_goes_on(batch, c) for c in later):
+        yield Hit(
+            at=command,
+            what="The script notices if this command fails, but the job is COMPLETED anyway, "
+            f"because its last command succeeds (line {later[-1].line}).",
+            fix="exit 1  # in the branch for the failure",
+            severity=ADVICE,
+        )
+
+
+def _goes_on(batch: Shell, command: Command) -> bool:
+    """Tell whether a job does more than to print: it ends, works, or comes again."""
+    submits = command.name == "sbatch" or "requeue" in command.text
+    return submits or command.name in _ENDS_JOB or _works(batch, command)
 
 
 def _succeeding(batch: Shell, command: Command, *, once: bool = False) -> tuple[Ending, ...]:

@@ -103,9 +103,9 @@ def _unknown(subject: Subject) -> Iterator[Hit]:
         timeout = _TIMEOUT.fullmatch(name) and name not in _REAL_TIMEOUTS
         if name in told or not (near or timeout):
             continue
+        told.add(name)
         if _is_read(code, name) or any(python.mentions(name) for python in pythons):
             continue
-        told.add(name)
         yield Hit(
             at=assignment,
             what=f"Neither NCCL nor PyTorch reads `{name}`. It has no effect unless your program "
@@ -121,8 +121,10 @@ def _unknown(subject: Subject) -> Iterator[Hit]:
 
 def _is_read(code: str, name: str) -> bool:
     """Tell whether a script reads a variable, except for a default as in NAME=${NAME:-1}."""
-    rest = re.sub(rf"\b{name}=\"?\$\{{{name}\b", "", code)
-    return bool(re.search(rf"\$\{{?{name}\b", rest))
+    default = rf"(?m)^\s*(?:export\s+)?{name}=\"?\$\{{{name}:?[-=]"
+    handed_on = rf"\b(?:export|unset)\s+{name}\b(?!=)|--export=\S*"
+    rest = re.sub(f"{default}|{handed_on}".replace("(?m)", ""), "", code, flags=re.MULTILINE)
+    return bool(re.search(rf"\b{name}\b(?!\+?=)", rest))
 
 
 def _contradicted(subject: Subject) -> Iterator[Hit]:

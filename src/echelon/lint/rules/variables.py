@@ -7,7 +7,7 @@ from functools import lru_cache
 from operator import itemgetter
 
 from echelon.lint.facts import sources_others, stops_at_unset
-from echelon.lint.files import Place, beside, find_file
+from echelon.lint.files import Place, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.arrays import find_short_arrays
@@ -421,19 +421,7 @@ def _stops_at(subject: Subject, name: str) -> bool:
 def _is_own(subject: Subject, name: str) -> bool:
     """Tell whether only the script can set a variable: a name in lower case, or a rendezvous."""
     chosen = name.lower() == name or name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-    chosen = chosen or _is_of_option(subject, name)
     return chosen and not name.endswith("_proxy") and not _is_set_in_text(_code(subject), name)
-
-
-def _is_of_option(subject: Subject, name: str) -> bool:
-    """Tell whether a variable has the name of the option that gets it, and no file sets it."""
-    option = rf"--{name.replace('_', '[-_]')}[= ][\"']?\$\{{?{name}\b"
-    if len(re.findall(rf"\b{name}\b", subject.text)) > 1:
-        return False
-    if not re.search(option, subject.text, re.IGNORECASE):
-        return False
-    others = subject.files.lines_with(beside(subject.path, name))
-    return not any(re.search(rf"(?<![${{\w]){name}", line) for line in others)
 
 
 @lru_cache(maxsize=_MOST_NAMES)
