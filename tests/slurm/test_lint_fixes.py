@@ -161,4 +161,6 @@ def test_a_fixed_example_runs_real_ranks(large, tmp_path, rule):
     job = submit(large, folder, programs)
     states = await_jobs(large, {rule.code: job}, timeout_s=200)
     assert states == {rule.code: "COMPLETED"}, output(folder)
-    assert "Traceback" not in output(folder)
+    # torchrun prints one if the other node, which has its store, ends first.
+    lines = [line for line in output(folder).splitlines() if "/elastic/agent/" not in line]
+    assert not any("Traceback" in line for line in lines)
