@@ -258,7 +258,7 @@ class _Interpreter:
         statuses: list[int | None] = []
         failed, pipefail = state.failed, state.pipefail
         for part in parts:
-            ends = self._each(part, [state.copy(failed=failed, traps={})], guard=guard)
+            ends = self._each(part, [_in_subshell(state).copy(failed=failed)], guard=guard)
             if not ends:
                 raise _UnclearError
             if len({end.status for end in ends}) != 1:
@@ -276,7 +276,7 @@ class _Interpreter:
         yield from self._checked(end, guard=guard)
 
     def _subshell(self, node: Node, state: _State, guard: bool) -> Iterator[_State]:
-        for end in self.run_all(node.children, [state.copy(traps={})], guard=guard):
+        for end in self.run_all(node.children, [_in_subshell(state)], guard=guard):
             back = state.copy(
                 status=end.status,
                 line=self._row(node),
@@ -435,7 +435,7 @@ class _Interpreter:
         if not target:
             yield state
             return
-        for end in self.run_all(target[0].children, [state.copy(traps={})], guard=False):
+        for end in self.run_all(target[0].children, [_in_subshell(state)], guard=False):
             yield state.copy(status=end.status, failed=end.failed, handled=end.handled)
 
     def _is_near(self, node: Node) -> bool:
@@ -713,6 +713,12 @@ def _forget(state: _State, names: set[str]) -> _State:
     """Return a state in which the values of some variables are unknown."""
     known = {name: None if name in names else value for name, value in state.values.items()}
     return state.copy(values={**known, **dict.fromkeys(names)})
+
+
+def _in_subshell(state: _State) -> _State:
+    """Return the state in a subshell, which has no traps; with `set -E`, it has that of ERR."""
+    kept = {"ERR"} if state.errtrace else set()
+    return state.copy(traps={key: text for key, text in state.traps.items() if key in kept})
 
 
 def _notices(before: _State, after: _State) -> bool:

@@ -63,11 +63,9 @@ class Repository:
 
     def is_misspelt(self, name: str) -> bool:
         """Tell whether a long name differs from that of the repository by a slip."""
-        if min(len(name), len(self.name)) < _LONG or self._is_own(name):
+        if min(len(name), len(self.name)) < _LONG or f"{name}/" in self.names:
             return False
-        if f"{name}/" in self.names:
-            return False
-        return _without_digits(name) != _without_digits(self.name) and _may_be_typo(name, self.name)
+        return _letters(name) != _letters(self.name) and _may_be_typo(name, self.name)
 
     def is_other_name(self, name: str) -> bool:
         """Tell whether the directory of a clone of the repository may have this name."""
@@ -169,7 +167,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]", "-", name.lower())
 
 
-def _without_digits(name: str) -> str:
+def _letters(name: str) -> str:
     return re.sub(r"[\W\d_]", "", name.lower())
 
 

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echelon.lint.exit_status import endings
@@ -92,6 +92,9 @@ def status(text):
 
 @settings(max_examples=150, deadline=None)
 @given(SCRIPTS)
+@example(
+    ("set -E\ntrap 'exit 1' ERR", "echo a | while read -r x; do\n {run}\n echo next\ndone", "")
+)
 def test_the_status_is_that_of_bash(parts):
     before, statement, after = parts
     text = "\n".join(part for part in (before, statement.format(run="fails"), after) if part) + "\n"

@@ -446,6 +446,15 @@ def test_a_log_that_the_next_job_overwrites(line, file):
     assert [what.split()[7].rstrip(",") for what in said] == ([file] if file else [])
 
 
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [("time=1:00:00", True), ("dependency=singleton", False), ("chdir=/scratch/run-1", False)],
+)
+def test_a_log_of_jobs_that_may_run_side_by_side(option, found):
+    said = whats("python a.py > train.log\n", "E502", f"{JOB}#SBATCH --{option}\n")
+    assert any("in the same directory" in what for what in said) == found
+
+
 RENDEZVOUS = "srun torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint="
 
 

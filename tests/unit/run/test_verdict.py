@@ -378,6 +378,13 @@ def test_the_one_that_went_on_when_all_others_gave_up_kept_them_waiting(cause):
     assert [victim.rank for victim in verdict.victims] == [1, 0]
 
 
+def test_the_last_rank_that_gave_up_is_named():
+    """Before it gave up, it was still running too."""
+    late = [failure("collective time-out", rank, f"Timed out on rank {rank}") for rank in (2, 1)]
+    verdict = judge([*late, failure("ended", 3)])
+    assert "rank 1 had given up: Timed out on rank 1" in verdict.failure.message
+
+
 def test_a_time_out_is_the_cause_although_another_rank_lost_its_peer_first():
     failures = [
         failure("lost peer", 0, "Connection closed by peer"),

@@ -97,11 +97,10 @@ def find_given_twice(subject: Subject) -> Iterator[Hit]:
 
 
 def _values(launch: Launch, parser: Parser) -> Iterator[tuple[Word, Option, str]]:
-    """Yield the options of a command that have one known value, of which the last counts."""
-    words = [word for word in launch.arguments if word.line >= launch.command.line]
-    if len(words) < len(launch.arguments):
+    """Yield the options with a known value that a later one replaces."""
+    if any(word.line < launch.command.line for word in launch.arguments):
         return  # an array, whose values the command may replace
-    for word, after in pairwise((*words, None)):
+    for word, after in pairwise((*launch.arguments, None)):
         if word is None or word.text == "--":
             return
         name, equals, value = word.text.partition("=")

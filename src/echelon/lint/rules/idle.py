@@ -36,7 +36,7 @@ _MOST_ARGUMENTS = 50
 _NUMBERS = pattern(r"\d{1,2}(?:,\d{1,2}){0,15}")
 _SEVERAL_TASKS = 2
 _ONE_OF_NODE = pattern(r"(?i)gh200|gb200")
-"""Types of GPUs of which a node may have one."""
+"""Types of GPUs whose nodes often have only one."""
 _SEVERAL = pattern(
     r"(?i)(?<!single.)gpus?\b|devices?\b|nproc|num_processes|ddp|distributed|parallel|CUDA_VISIBLE|vllm|ray\b|"
     r"world_size|MASTER_|torchrun|echelon|accelerate|deepspeed|fsdp|tensor_parallel|"

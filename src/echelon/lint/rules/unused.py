@@ -121,9 +121,9 @@ def _unknown(subject: Subject) -> Iterator[Hit]:
 
 def _is_read(code: str, name: str) -> bool:
     """Tell whether a script reads a variable, except for a default as in NAME=${NAME:-1}."""
-    default = rf"(?m)^\s*(?:export\s+)?{name}=\"?\$\{{{name}:?[-=]"
+    default = rf"^\s*(?:export\s+)?{name}=\"?\$\{{{name}:?[-=]"
     handed_on = rf"\b(?:export|unset)\s+{name}\b(?!=)|--export=\S*"
-    rest = re.sub(f"{default}|{handed_on}".replace("(?m)", ""), "", code, flags=re.MULTILINE)
+    rest = re.sub(f"{default}|{handed_on}", "", code, flags=re.MULTILINE)
     return bool(re.search(rf"\b{name}\b(?!\+?=)", rest))
 
 
