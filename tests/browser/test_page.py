@@ -211,7 +211,7 @@ def test_all_runs_by_keyboard(browser, served, live):
         expect(link).to_be_visible()
         expect(page.locator("#list tbody tr")).to_contain_text(["RUNNING"])
         assert "token" not in page.url
-        for _ in range(12):
+        for _ in range(20):
             page.keyboard.press("Tab")
             if link.evaluate("(one) => one === document.activeElement"):
                 break

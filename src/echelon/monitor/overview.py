@@ -1,5 +1,6 @@
 """All runs of a folder, one row each, from the events of their controllers."""
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -23,6 +24,8 @@ _AT_ONCE_S = 0.3
 """Time limit for reading files per request; the next request reads the rest."""
 _LAST_LINES = 20
 """Number of lines from the end of a run's metrics in which the newest are looked for."""
+SPEEDS = ("rate", "data_wait")
+"""Metrics that are logged with every step, but not what runs are compared by."""
 _PATIENCE = 10
 """Reading takes at most one part in this many of the total time."""
 
@@ -34,12 +37,19 @@ class _Line:
         self._state = RunState(run_id=run.run_id)
         self._events, self._read = RunEvents(run), False
         self._metrics = run.metrics
+        self._newest: dict[str, float] = {}
+        self._measured_s: float | None = None
+        """End of the attempt after which its metrics were read; None while it runs."""
         self.known: RunSample | None = None
         """The last result of `sample`."""
 
     def read(self) -> None:
         for number, record in self._events.read():
             self._state.feed_event(number, record)
+        attempt = self._state.attempt
+        ended_s = attempt.ended_s if attempt and attempt.outcome else None
+        if ended_s is None or ended_s != self._measured_s:
+            self._newest, self._measured_s = newest_metrics(self._metrics), ended_s
         self._read = True
 
     def tell(self) -> dict[str, Any]:
@@ -52,7 +62,16 @@ class _Line:
             "attempts": len(self._state.attempts),
             "ranks": len(self._state.ranks),
             "step": self._state.reported_step,
+            "metric": self._find_metric(),
         }
+
+    def _find_metric(self) -> tuple[str, float | str | None] | None:
+        """Return the name and the newest value of the loss, or of the first metric there is."""
+        names = [name for name in self._newest if name not in SPEEDS]
+        if not names:
+            return None
+        name = "loss" if "loss" in names else names[0]
+        return name, show_number(self._newest[name])
 
     def sample(self) -> None:
         """Measure the run, unless it has ended and was measured since."""
@@ -72,7 +91,7 @@ class _Line:
             ranks=len(state.ranks),
             nodes=sum(node.here for node in state.nodes.values()),
             seconds=account(state).seconds,
-            metrics=newest_metrics(self._metrics),
+            metrics=self._newest,
         )
 
 
@@ -95,6 +114,11 @@ def newest_lines(path: Path) -> list[bytes]:
     except OSError:
         return []
     return content.split(b"\n")
+
+
+def show_number(value: float | None) -> float | str | None:
+    """Return a number as JSON can express it: NaN and infinity as text."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 class Overview:

@@ -38,7 +38,7 @@ from echelon.monitor.connections import KNOWN
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.openmetrics import CONTENT_TYPE, render_metrics
 from echelon.monitor.overview import Overview
-from echelon.monitor.sweep_table import describe_sweep
+from echelon.monitor.sweep_table import describe_runs, describe_sweep
 from echelon.monitor.watched import EVERY_S, Watched
 from echelon.run.directory import RunDir
 from echelon.run.listing import list_runs, list_sweeps
@@ -60,7 +60,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_SCRIPTS = ("page", "api", "text", "panels", "tables", "curves", "map", "logs", "sweep")
+_SCRIPTS = ("page", "api", "text", "panels", "tables", "curves", "map", "logs", "compare", "runs")
 _OURS = ("page.css", *(f"{name}.js" for name in _SCRIPTS))
 _FRESH, _KEPT = "no-store", "private, max-age=31536000, immutable"
 
@@ -190,6 +190,14 @@ class Pages:
                 return _missing()
             return _json(await asyncio.to_thread(describe_sweep, sweep, metric[:_LONGEST]))
 
+    async def compare(self, request: Request) -> Response:
+        """Describe the runs that are named, like a sweep's tasks."""
+        names, metric = request.query_params.getlist("run"), request.query_params.get("metric", "")
+        async with self._searching:
+            found = {run.run_id: run for run in await asyncio.to_thread(list_runs, self._runs)}
+            runs = [found[name] for name in dict.fromkeys(names) if name in found]
+            return _json(await asyncio.to_thread(describe_runs, runs, metric[:_LONGEST]))
+
     async def metrics(self, _request: Request) -> Response:
         samples = await asyncio.to_thread(self._overview.samples)
         text = await asyncio.to_thread(render_metrics, samples)
@@ -297,6 +305,7 @@ def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False
         ("/api/runs", pages.runs),
         ("/api/sweeps", pages.sweeps),
         ("/api/sweeps/{name}", pages.sweep),
+        ("/api/compare", pages.compare),
         ("/metrics", pages.metrics),
         ("/api/runs/{name}", pages.run),
         ("/api/runs/{name}/follow", pages.follow),

@@ -1,34 +1,39 @@
-"""The table of a sweep: parameters, state, and a metric of each task."""
+"""The table of a sweep or of chosen runs: parameters, state, and a metric of each."""
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from echelon.core.atomic_file import encode
 from echelon.core.records import open_regular, parse_json
-from echelon.monitor.overview import newest_lines, newest_metrics
+from echelon.errors import EchelonError
+from echelon.monitor.overview import SPEEDS, newest_lines, newest_metrics, show_number
 from echelon.run.attempts import attempts, outcome
 from echelon.run.directory import RunDir
 from echelon.run.metrics import StepLogged, ValidationLogged
+from echelon.run.request import read_spec
 from echelon.run.sweep import SweepDir, read_table
 
 MOST_CURVES = 100
 """How many tasks of a sweep the page shows as curves."""
 _POINTS = 200
 """How many points a curve has on the page."""
+_PARAMETER = re.compile(
+    r"(?:--?(?P<option>[A-Za-z][\w.-]*)|\+{0,2}(?P<name>[A-Za-z_][\w./-]*(?==)))(?:=(?P<value>.*))?",
+    re.DOTALL,
+)
 _MOST_BYTES = 1 << 20
 """The longest line that is read."""
-_SPEEDS = ("rate", "data_wait")
-"""Logged with every step, but not what a sweep compares."""
 
 
 def find_metric(runs: Iterable[RunDir]) -> str:
     """Return the first metric that the first of some runs has logged; empty if none has any."""
     for run in runs:
         for name in newest_metrics(run.metrics):
-            if name not in _SPEEDS:
+            if name not in SPEEDS:
                 return name
     return ""
 
@@ -89,28 +94,63 @@ def _describe(metric: str) -> tuple[str, bytes, str]:
 def describe_sweep(sweep: SweepDir, metric: str) -> dict[str, Any]:
     """Return what the page shows of a sweep, from its files alone."""
     table = read_table(sweep)
-    runs = {index: sweep.run(index) for index in table.tasks}
+    rows = [(sweep.run(index), table.tasks[index]) for index in table.tasks]
+    return _describe_rows(table.names, rows, metric)
+
+
+def describe_runs(runs: Sequence[RunDir], metric: str) -> dict[str, Any]:
+    """Return the same of chosen runs; their parameters are the arguments that differ."""
+    given = {run: find_parameters(_read_arguments(run)) for run in runs}
+    names = dict.fromkeys(name for values in given.values() for name in values)
+    differ = [name for name in names if len({one.get(name) for one in given.values()}) > 1]
+    rows = [(run, [values.get(name, "") for name in differ]) for run, values in given.items()]
+    return _describe_rows(differ, rows, metric)
+
+
+def _describe_rows(
+    names: Sequence[str], parameters: Iterable[tuple[RunDir, Sequence[str]]], metric: str
+) -> dict[str, Any]:
     metrics: dict[str, None] = {}
     rows: list[list[Any]] = []
     curves: list[dict[str, Any]] = []
-    for index, run in runs.items():
+    for run, values in parameters:
         newest = newest_metrics(run.metrics)
-        metrics |= dict.fromkeys(name for name in newest if name not in _SPEEDS)
+        metrics |= dict.fromkeys(name for name in newest if name not in SPEEDS)
         metric = metric or next(iter(metrics), "")
-        rows.append([run.run_id, *table.tasks[index], _find_state(run), newest.get(metric)])
+        rows.append([run.run_id, *values, _find_state(run), show_number(newest.get(metric))])
         if metric in newest and len(curves) < MOST_CURVES:
             curve = read_curve(run, metric)
             points = curve[:: max(1, len(curve) // _POINTS)]
             x, y = [step for step, _ in points], [value for _, value in points]
             curves.append({"run": run.run_id, "x": x, "y": y})
     return {
-        "sweep": sweep.sweep_id,
-        "names": table.names,
+        "names": list(names),
         "metric": metric,
         "metrics": list(metrics),
         "rows": rows,
         "curves": curves,
     }
+
+
+def _read_arguments(run: RunDir) -> Sequence[str]:
+    try:
+        return read_spec(run).args
+    except (EchelonError, OSError):
+        return ()
+
+
+def find_parameters(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the values of `--name value`, `--name=value` and `name=value`; `yes` for a flag."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in arguments:
+        if match := _PARAMETER.fullmatch(word):
+            name, value = match["option"] or match["name"], match["value"]
+            found[name] = "yes" if value is None else value
+            name = name if value is None else ""
+        elif name:
+            found[name] = word if found[name] == "yes" else f"{found[name]} {word}"
+    return found
 
 
 def _find_state(run: RunDir) -> str:

@@ -17,7 +17,7 @@ from echelon.monitor.logbook import LogBook, Wanted
 from echelon.monitor.reading import RunReader
 from echelon.monitor.saves import Saves
 from echelon.monitor.snapshot import Curves, describe
-from echelon.run.attempts import attempts, has_begun
+from echelon.run.attempts import attempts, has_begun, outcome
 from echelon.run.directory import RunDir
 
 EVERY_S = 1.0
@@ -108,7 +108,9 @@ class Watched:
         if not known or (newest and known[-1].number <= newest.number):
             return None
         last = known[-1]
-        if has_begun(self._run, last):
+        ended = outcome(self._run, newest.number) if newest else None
+        withdrawn = last.after and ended is not None and not ended.next
+        if withdrawn or has_begun(self._run, last):
             return None
         return {"job": short_id(last.job_id), "since": last.submitted, "after": last.after}
 

@@ -1,16 +1,23 @@
 """What is shown of the tasks of a sweep."""
 
+import json
+import time
+
 import pytest
 
 from echelon.monitor.sweep_table import (
+    describe_runs,
     describe_sweep,
     find_metric,
+    find_parameters,
     read_best,
     read_curve,
     read_last,
     sort_rows,
 )
-from recorded_sweep import record_sweep
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
+from recorded_sweep import log_step, record_sweep
 
 
 @pytest.fixture
@@ -53,3 +60,35 @@ def test_the_page_gets_the_table_and_all_curves(sweep):
     }
     other = describe_sweep(sweep, "validation/accuracy")
     assert [curve["y"] for curve in other["curves"]] == [[0.5]] * 3
+
+
+def test_chosen_runs_are_compared_by_the_arguments_in_which_they_differ(tmp_path):
+    runs = []
+    for number, args in enumerate((["--lr", "0.1", "data"], ["--lr=0.2", "data", "--amp"])):
+        run = RunDir.create(tmp_path, f"run-{number}")
+        run.spec.write_text(f"args = {json.dumps(args)}\n")
+        with EventWriter(run.metrics, clock=time.time) as events:
+            events.write(log_step(1, loss=float("nan") if number else 0.5))
+        runs.append(run)
+    told = describe_runs(runs, "loss")
+    assert told["names"] == ["lr", "amp"]
+    assert told["rows"] == [
+        ["run-0", "0.1 data", "", "PENDING", 0.5],
+        ["run-1", "0.2", "yes", "PENDING", "nan"],
+    ]
+    assert [curve["run"] for curve in told["curves"]] == ["run-0", "run-1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameters"),
+    [
+        (["--lr", "1e-3", "--amp", "--width=8"], {"lr": "1e-3", "amp": "yes", "width": "8"}),
+        (["--betas", "0.9", "0.95", "-x", "-1e-4"], {"betas": "0.9 0.95", "x": "-1e-4"}),
+        (["model.depth=4", "+seed=1", "data/"], {"model.depth": "4", "seed": "1"}),
+        (["--name", "a=b"], {"name": "yes", "a": "b"}),
+        (["--text=one\ntwo", "--empty="], {"text": "one\ntwo", "empty": ""}),
+        (["--", "-", "file"], {}),
+    ],
+)
+def test_parameters_are_found_in_arguments(arguments, parameters):
+    assert find_parameters(arguments) == parameters

@@ -122,6 +122,20 @@ def test_a_job_that_waits_is_named(live):
     assert live.news(0)[1]["head"]["waiting"] is None
 
 
+@pytest.mark.parametrize(("next_step", "shown"), [("", False), ("standby", True)])
+def test_a_standby_job_is_named_only_if_the_run_continues(live, next_step, shown):
+    live.begin()
+    live.events.write(raw("ended", state="COMPLETED"))
+    for number, after in ((1, ""), (2, "4710")):
+        live.run.attempt(number).mkdir(exist_ok=True)
+        record = {"job_id": f"471{number}", "after": after}
+        (live.run.attempt(number) / "job.json").write_text(json.dumps(record))
+    outcome = {"state": "COMPLETED", "exit_code": 0, "next": next_step}
+    live.run.outcome(1).write_text(json.dumps(outcome))
+    _, told = live.news(0)
+    assert (told["head"]["waiting"] is not None) == shown
+
+
 def test_a_run_of_which_nothing_is_heard_says_so(live):
     live.begin()
     live.measure(time.time() - 100, 5)

@@ -18,9 +18,20 @@ function ticks(low, high, count) {
   return found;
 }
 
+// Ticks of a logarithmic axis, as logarithms: powers of ten, or 1, 2 and 5 times them if there are few.
+function powers(low, high) {
+  if (high - low >= 2) return ticks(low, high, 4).filter(Number.isInteger);
+  const found = [];
+  for (let power = Math.floor(low); power <= high; power++) found.push(...[1, 2, 5].map((one) => Math.log10(one) + power));
+  const seen = found.filter((one) => one >= low && one <= high);
+  return seen.length > 1 ? seen : ticks(10 ** low, 10 ** high, 4).map(Math.log10);
+}
+
 // Draws one curve, or several `lines` over one another.
-export function sketch(place, {x, y, zero, words, lines = [{x, y}]}) {
+export function sketch(place, {x, y, zero, words, log, lines = [{x, y}]}) {
   const width = place.clientWidth, height = place.clientHeight;
+  const logarithm = (one) => one > 0 ? Math.log10(one) : null;
+  if (log) lines = lines.map((line) => ({...line, y: line.y.map(logarithm)}));
   const known = lines.flatMap((line) => line.y).filter((one) => one != null);
   const least = (some) => some.reduce((a, b) => Math.min(a, b), Infinity), most = (some) => some.reduce((a, b) => Math.max(a, b), -Infinity);
   let low = zero ? 0 : least(known), high = most(known);
@@ -38,11 +49,12 @@ export function sketch(place, {x, y, zero, words, lines = [{x, y}]}) {
     return made;
   };
   picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  for (const tick of ticks(low, high, 4)) {
+  for (const tick of log ? powers(low, high) : ticks(low, high, 4)) {
+    const value = log ? 10 ** tick : tick;
     add("line", {x1: LEFT, x2: width - RIGHT, y1: down(tick), y2: down(tick)});
-    add("text", {x: LEFT - 6, y: down(tick) + 4, "text-anchor": "end"}, Math.abs(tick) >= 1000 ? number(tick, 0) : figure(tick));
+    add("text", {x: LEFT - 6, y: down(tick) + 4, "text-anchor": "end"}, Math.abs(value) >= 1000 && !log ? number(value, 0) : figure(value));
   }
-  for (const tick of words ? [from, (from + to) / 2, to] : ticks(from, to, Math.max(2, width / 110))) {
+  for (const tick of words ? [from, (from + to) / 2, to] : ticks(from, to, Math.max(2, width / 110)).filter(Number.isInteger)) {
     const anchor = tick === to ? "end" : tick === from ? "start" : "middle";
     add("text", {x: across(tick), y: height - 6, "text-anchor": anchor}, words ? words(tick) : number(tick, 0));
   }
@@ -72,12 +84,12 @@ function load() {
   return loading;
 }
 
-function plot(place, {x, y, zero, dates, hover}) {
+function plot(place, {x, y, zero, dates, hover, log}) {
   const axis = {gridcolor: color("--line"), zerolinecolor: color("--line"), automargin: true};
   const layout = {
     margin: {l: LEFT, r: RIGHT, t: TOP, b: BOTTOM}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: {color: color("--faint"), size: 12}, showlegend: false, uirevision: hover, hovermode: "x",
-    xaxis: {...axis, type: dates ? "date" : "linear"}, yaxis: {...axis, rangemode: zero ? "tozero" : "normal"}};
+    xaxis: {...axis, type: dates ? "date" : "linear"}, yaxis: {...axis, type: log ? "log" : "linear", rangemode: zero ? "tozero" : "normal"}};
   const data = [{x: dates ? x.map((one) => new Date(1000 * one)) : x, y, type: "scatter", mode: x.length > 1 ? "lines" : "markers",
     line: {color: color("--blue"), width: 2}, hovertemplate: `${hover}<extra></extra>`}];
   if (!place.classList.contains("js-plotly-plot")) place.replaceChildren();
@@ -118,7 +130,7 @@ export function drawCurves({curves}, dirty, force) {
   const name = $("metric").value, whose = drawn.curve && drawn.curve.name;
   if (has($("curve"), names.length > 0) && (force || dirty.has(`curve ${name}`) || whose !== name)) {
     const [x, y] = curves.get(name);
-    show("curve", {name, x, y, hover: "step %{x}: %{y}"});
+    show("curve", {name, x, y, log: $("logs-metric").checked, hover: "step %{x}: %{y}"});
   }
   drawRate(curves, dirty, force || !drawn.rate);
 }

@@ -1,14 +1,15 @@
 // The page: selects the run to show, and redraws the parts that have changed.
 import {$, say, put} from "./text.js";
 import {drawHead, drawVerdict, drawTime, drawAttempts, drawSaid, drawSaves} from "./panels.js";
-import {drawRanks, drawNodes, drawRuns} from "./tables.js";
+import {drawRanks, drawNodes} from "./tables.js";
+import * as runs from "./runs.js";
 import * as curves from "./curves.js";
 import * as map from "./map.js";
 import * as logs from "./logs.js";
-import * as sweep from "./sweep.js";
+import * as compare from "./compare.js";
 import {borrow, follow, forget, get, known, takeToken} from "./api.js";
 
-const LIST_MS = 4000, OTHERS_MS = 400, SWEEP = "sweep:"; // no run has a colon in its name
+const LIST_MS = 4000, OTHERS_MS = 400;
 let leave = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed = null, opened = false;
 
 const now = () => Date.now() / 1000 + ahead; // by the server's clock
@@ -68,14 +69,14 @@ async function list() {
   const answer = await get("/api/runs").catch(() => null);
   if (!known()) return;
   if (answer && answer.ok) {
-    const runs = await answer.json(), choice = $("runs"), names = ["", ...runs.map((one) => one.run)];
+    const all = await answer.json(), choice = $("runs"), names = ["", ...all.map((one) => one.run)];
     if (shown && !names.includes(shown)) names.push(shown);
     if (names.join("\n") !== [...choice.options].map((one) => one.value).join("\n")) {
       choice.replaceChildren();
-      for (const name of names) put(choice, "option", name || "All runs").value = name;
+      for (const name of names) put(choice, "option", compare.isComparison(name) ? compare.label(name) : name || "All runs").value = name;
     }
     choice.value = shown;
-    if (!shown) drawRuns(runs, now());
+    if (!shown) runs.drawRuns(all, now());
   }
   if (!shown) await listSweeps();
   if (!shown) say($("link"), answer ? "" : "connection lost, reconnecting…");
@@ -88,7 +89,7 @@ async function listSweeps() {
   const names = await answer.json(), place = $("sweeps");
   place.hidden = !names.length;
   place.replaceChildren("Sweeps: ");
-  for (const name of names) { put(place, "a", name).setAttribute("href", `#${encodeURIComponent(SWEEP + name)}`); place.append(" "); }
+  for (const name of names) { put(place, "a", name).setAttribute("href", `#${encodeURIComponent(compare.nameSweep(name))}`); place.append(" "); }
 }
 
 function clear(name) {
@@ -101,7 +102,7 @@ function clear(name) {
   curves.forget();
   clearTimeout(listed);
   logs.open("");
-  sweep.open("");
+  compare.open("");
   say($("link"), "");
 }
 
@@ -112,11 +113,11 @@ function reveal(id) {
 function show(name) {
   if (name === shown) return;
   clear(name);
-  const swept = name.startsWith(SWEEP);
-  reveal(swept ? "sweep" : name ? "one" : "all");
+  const compared = compare.isComparison(name);
+  reveal(compared ? "sweep" : name ? "one" : "all");
   $("one").classList.add("waiting");
-  if (swept) {
-    sweep.open(name.slice(SWEEP.length));
+  if (compared) {
+    compare.open(name);
     list();
   } else if (name) {
     leave = follow(`/api/runs/${encodeURIComponent(name)}/follow`, {
@@ -159,13 +160,15 @@ $("theme").onclick = () => {
 };
 $("runs").onchange = () => { location.hash = encodeURIComponent($("runs").value); };
 $("metric").onchange = () => { dirty.add("head"); draw(false); };
+$("logs-metric").onchange = () => curves.drawCurves(run, dirty, true);
 $("heat").onchange = () => { map.choose($("heat").value); dirty.add("columns"); draw(false); };
 $("whose").onclick = () => logs.showRank($("whose").dataset.rank);
 $("skip").onclick = (event) => { event.preventDefault(); $("search").focus(); };
 curves.listen();
 map.listen();
 logs.listen();
-sweep.listen();
+compare.listen();
+runs.listen();
 addEventListener("visibilitychange", () => { draw(false); logs.soon(); });
 addEventListener("hashchange", () => { if (takeToken()) shown = null; if (known()) show(wanted()); });
 addEventListener("borrowed", () => { if (!$("locked").hidden) begin(); });

@@ -21,6 +21,8 @@ export function drawHead({head, speed}, now) {
     time: head.began ? duration((head.ended || now) - head.began) : "",
     job: head.job,
     code: head.code || "",
+    request: head.request || "",
+    command: head.command || "",
   };
   const list = $("facts"), shown = Object.entries(facts).filter(([, value]) => value !== "");
   while (list.children.length > shown.length) list.lastChild.remove();

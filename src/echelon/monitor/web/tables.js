@@ -1,5 +1,5 @@
-// Tables of ranks, nodes and runs. Rows are reused, and only changed cells are written.
-import {$, say, put, percent, number, amount, duration, moment, has} from "./text.js";
+// Tables, and those of ranks and nodes. Rows are reused, and only changed cells are written.
+import {$, say, put, percent, number, amount, has} from "./text.js";
 
 const MOST_RANKS = 50, MOST_NODES = 150;
 
@@ -13,11 +13,38 @@ export function fill(table, lines) {
     while (row.cells.length > cells.length) row.deleteCell(-1);
   });
 }
-export function title(table, names) {
+
+// The order of a table whose headings can be clicked.
+export const makeOrder = (redraw) => ({
+  column: "", down: false,
+  choose(name) { this.down = this.column === name && !this.down; this.column = name; redraw(); },
+  // Numbers come first, by size, then words, then empty cells.
+  sort(rows, headings, value = (row, at) => row[at]) {
+    const at = headings.indexOf(this.column), sign = this.down ? -1 : 1;
+    if (at < 0) return rows;
+    const key = (row) => { const cell = value(row, at); return cell == null || cell === "" ? [2, 0] : Number.isNaN(Number(cell)) ? [1, String(cell)] : [0, Number(cell)]; };
+    const compare = ([kind, one], [other, two]) => kind - other || (kind === 1 ? sign * one.localeCompare(two) : sign * (one - two));
+    return [...rows].sort((a, b) => compare(key(a), key(b)));
+  },
+});
+
+export function title(table, names, order) {
   const row = table.tHead.rows[0];
-  if (names.length === row.cells.length && names.every((name, at) => row.cells[at].textContent === name)) return;
-  row.replaceChildren();
-  for (const name of names) put(row, "th", name).scope = "col";
+  if (names.length !== row.cells.length || names.some((name, at) => row.cells[at].textContent !== name)) {
+    row.replaceChildren();
+    for (const name of names) {
+      const cell = put(row, "th", order ? null : name);
+      cell.scope = "col";
+      if (order) put(cell, "button", name).onclick = () => order.choose(name);
+    }
+  }
+  if (order) [...row.cells].forEach((cell, at) => { cell.ariaSort = names[at] !== order.column ? "none" : order.down ? "descending" : "ascending"; });
+}
+
+// Shows the state of a run as a badge.
+export function mark(badge, state) {
+  say(badge, state ?? "…");
+  badge.className = `badge ${/^[A-Z_]+$/.test(state ?? "") ? state : ""}`;
 }
 
 // Failed ranks first, then ended ones, then those that others wait for, or the slowest.
@@ -61,27 +88,4 @@ export function drawNodes({nodes}) {
     rate(told.received), rate(told.sent), rate(told.disk_read), rate(told.disk_written),
     ...(gpus ? [utils.map(percent).join("  ")] : [])]})));
   say($("rest"), nodes.length > MOST_NODES ? `and ${nodes.length - MOST_NODES} more` : "");
-}
-
-export function drawRuns(runs, now) {
-  const body = $("list").tBodies[0];
-  $("none").hidden = runs.length > 0;
-  $("list").parentElement.hidden = !runs.length;
-  while (body.rows.length > runs.length) body.deleteRow(-1);
-  runs.forEach((run, place) => {
-    let row = body.rows[place];
-    if (!row) {
-      row = body.insertRow();
-      put(row.insertCell(), "a");
-      put(row.insertCell(), "span", null, "badge");
-      for (let at = 0; at < 5; at++) row.insertCell();
-    }
-    const [link, badge] = [row.cells[0].firstChild, row.cells[1].firstChild], href = `#${encodeURIComponent(run.run)}`;
-    say(link, run.run);
-    if (link.getAttribute("href") !== href) link.setAttribute("href", href);
-    say(badge, run.phase ?? "…");
-    badge.className = `badge ${/^[A-Z_]+$/.test(run.phase ?? "") ? run.phase : ""}`;
-    [run.step >= 0 ? number(run.step) : "", run.ranks || "", run.attempts || "", moment(run.began),
-      run.began ? duration((run.ended || now) - run.began) : ""].forEach((cell, at) => say(row.cells[at + 2], cell));
-  });
 }

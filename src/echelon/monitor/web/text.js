@@ -33,7 +33,7 @@ export const amount = (bytes) => {
   }
   return `${Math.round(bytes * 10) / 10} TB`;
 };
-export const figure = (value) => value == null ? "" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
+export const figure = (value) => value == null ? "" : typeof value === "string" ? value : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
   ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 const pad = (one) => String(one).padStart(2, "0");
 export const duration = (seconds) => {
