@@ -243,15 +243,6 @@ def test_a_folder_of_another_user_is_refused(project, tmp_path, capsys):
     assert "belongs to another user" in said
 
 
-def test_a_damaged_record_of_the_mirror_is_named(project, tmp_path, capsys):
-    record = tmp_path / "home" / "echelon" / "project" / ".echelon" / "mirror.json"
-    record.parent.mkdir(parents=True)
-    record.write_text('{"files": 3')
-    code, said = submit(capsys)
-    assert code == 69
-    assert f"rm '{record}'" in said
-
-
 # --- answers and connections that are damaged -----------------------------------------------------
 
 

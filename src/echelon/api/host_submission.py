@@ -1,6 +1,7 @@
 """Submits a project to another host: sends its code there, and queues a run of it."""
 
 import os
+import shlex
 import time
 from base64 import b64encode
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from echelon.clusters.ssh.failures import UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
 from echelon.core.notes import note
-from echelon.core.shell import LocalShell
+from echelon.core.shell import LocalShell, Shell
 from echelon.core.units import format_bytes
 from echelon.core.userstate import state_folder
 from echelon.errors import (
@@ -34,6 +35,8 @@ from echelon.run.request import render_spec
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
+_TYPED = ("default", "flags", "--set")
+"""Origins of values that the user has named in the command."""
 _TRIES = 6
 """How often a submission is tried whose connection breaks."""
 _PAUSE_S = 2.0
@@ -72,7 +75,7 @@ def send_run(
         )
     site = make_site(request, folder, script)
     assert site is not None, "the caller knows that it has a host"
-    root, _ = find_root(folder, script, LocalShell())
+    root = find_project(request, folder, script, LocalShell())
     check_project(root, Path.home())
     project = describe_project(
         root, LocalShell(), runs=Path("runs").absolute(), state=state_folder(os.environ)
@@ -95,6 +98,25 @@ def send_run(
     except KeyboardInterrupt:
         note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
         raise
+
+
+def find_project(request: Merged, folder: Path, script: Path | None, shell: Shell) -> Path:
+    """Return the directory of the project to send.
+
+    Raises:
+        UsageError: a file names another directory than that of the project where the user is: it
+            may be part of a project that somebody else wrote.
+    """
+    root, _ = find_root(folder, script, shell)
+    own, _ = find_root(Path.cwd(), None, shell)
+    for key in ("chdir", "script"):
+        origin = request.origins[key]
+        if origin not in _TYPED and not root.is_relative_to(own):
+            raise UsageError(
+                f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
+                hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",
+            )
+    return root
 
 
 def check_project(root: Path, home: Path) -> None:

@@ -23,12 +23,13 @@ from echelon.api.mirror_record import (
     MirrorRecord,
     is_executable,
     read_mirror,
+    read_own,
     write_mirror,
+    write_own,
 )
 from echelon.api.project_description import Project, ProjectFile, parse_project, render_project
-from echelon.core.atomic_file import make_private, write_atomic
+from echelon.core.atomic_file import make_private
 from echelon.core.frozen import frozen
-from echelon.core.records import find_record, render_json
 from echelon.core.stream import CHUNK_BYTES, ChunkReader, ChunkWriter, Stream
 from echelon.core.tree import BlockedError, Tree, naming_folder
 from echelon.core.waiting import wait_until
@@ -110,9 +111,12 @@ def send_project(
         progress(sent, size)
 
     writer = ChunkWriter(stream)
-    with tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+    with (
+        Tree(root) as tree,
+        tarfile.open(fileobj=writer, mode="w|", format=tarfile.PAX_FORMAT) as archive,  # type: ignore[call-overload]
+    ):
         for path in lacking:
-            _add(archive, root, path, project.files[path], count)
+            _add(archive, tree, path, project.files[path], count)
     writer.close()
     warnings = stream.receive().get("warnings")
     told = tuple(map(str, warnings)) if isinstance(warnings, list) else ()
@@ -121,7 +125,7 @@ def send_project(
 
 def _add(
     archive: tarfile.TarFile,
-    root: Path,
+    tree: Tree,
     path: str,
     file: ProjectFile,
     count: Callable[[int], None],
@@ -130,15 +134,15 @@ def _add(
     member = tarfile.TarInfo(path)
     member.size = file.size
     try:
-        with open(f"{root}/{path}", "rb") as opened:  # noqa: PTH123  many of them
+        with tree.open(path) as opened:
             same = os.fstat(opened.fileno()).st_size == file.size
             source = _Hashing(opened, count)
             if same:
                 archive.addfile(member, source)  # type: ignore[arg-type]
-    except OSError as error:  # also if it ends before its size
-        raise _changes(root / path) from error
+    except (OSError, BlockedError) as error:  # also if it ends before its size
+        raise _changes(tree.root / path) from error
     if not same or source.digest() != file.digest:
-        raise _changes(root / path)
+        raise _changes(tree.root / path)
 
 
 def _changes(path: Path) -> UsageError:
@@ -288,8 +292,7 @@ class Mirror:
         return Received(files=len(plan.files), removed=removed, warnings=warnings)
 
     def _read_pending(self) -> dict[str, set[str]]:
-        record = find_record(self.workdir / _PENDING)
-        return {path: set(map(str, one)) for path, one in record.items() if isinstance(one, list)}
+        return {path: set(one) for path, one in read_own(self.workdir / _PENDING).items()}
 
     def _write_pending(self, old: Mapping[str, set[str]], plan: Plan, project: Project) -> None:
         pending = {path: set(one) for path, one in old.items()}
@@ -299,7 +302,7 @@ class Mirror:
             pending.setdefault(path, set()).add(identify_link(project.links[path]))
         if pending != old:
             content = {path: sorted(one) for path, one in pending.items()}
-            write_atomic(self.workdir / _PENDING, render_json(content))
+            write_own(self.workdir / _PENDING, content)
 
     def _examine(self, path: str, known: MirrorFile | None) -> Found:
         try:

@@ -1,7 +1,8 @@
 """What a mirror holds: `.echelon/mirror.json` in the copy of a project on a cluster's login host.
 
 `api/mirror.py` writes it. A submission on the host reads which files are the code, and which commit
-they are from.
+they are from. A repository may contain such a record too, so only those that this user wrote count
+(`core.userstate.remember`).
 """
 
 import hashlib
@@ -15,15 +16,15 @@ from typing import Any, NamedTuple
 from echelon.core.atomic_file import write_atomic
 from echelon.core.codec import decode, encode
 from echelon.core.frozen import frozen
-from echelon.core.records import read_record, render_json
+from echelon.core.records import parse_json, read_bytes, render_json
 from echelon.core.tree import folders
+from echelon.core.userstate import is_remembered, remember
 from echelon.errors import UnavailableError
 from echelon.run.code import Stamp
 
 OWN_FOLDER = ".echelon"
 """The folder of a mirror with its lock and records."""
 RECORD = f"{OWN_FOLDER}/mirror.json"
-_DAMAGED = (ValueError, TypeError, AttributeError, KeyError)
 
 
 @frozen
@@ -65,29 +66,37 @@ class MirrorRecord:
 
 def has_record(folder: Path) -> bool:
     """Tell whether a folder is a mirror of the current user."""
+    return bool(read_own(folder / RECORD))
+
+
+def read_own(path: Path) -> dict[str, Any]:
+    """Return the record in a file; empty unless this user wrote it, with this content."""
     try:
-        found = (folder / RECORD).lstat()
+        content = read_bytes(path)
     except OSError:
-        return False
-    # In a folder such as /tmp, another user could create one.
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        return {}
+    return parse_json(content) if is_remembered(content, os.environ) else {}
+
+
+def write_own(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record that `read_own` returns.
+
+    Raises:
+        UnavailableError: the user's state folder cannot be written.
+    """
+    content = render_json(record).encode()
+    if why := remember(content, os.environ):
+        raise UnavailableError(
+            f"cannot record in the state folder what is sent to {path.parent.parent}: {why}",
+            hint="set XDG_STATE_HOME on the host to a folder that you can write to",
+        )
+    write_atomic(path, content)
 
 
 def read_mirror(root: Path) -> MirrorRecord:
-    """Return what a mirror holds; nothing if it was never complete.
-
-    Raises:
-        UnavailableError: the record cannot be read, or is damaged.
-    """
-    try:
-        return _parse_mirror(read_record(root / RECORD))
-    except FileNotFoundError:
-        return MirrorRecord()
-    except (OSError, *_DAMAGED) as error:
-        raise UnavailableError(
-            f"cannot read {root / RECORD}: {error}",
-            hint=f"remove it and submit again: rm '{root / RECORD}'",
-        ) from error
+    """Return what a mirror holds; nothing if it was never complete."""
+    record = read_own(root / RECORD)
+    return _parse_mirror(record) if record else MirrorRecord()
 
 
 def _parse_mirror(record: Mapping[str, Any]) -> MirrorRecord:
@@ -107,14 +116,14 @@ def _parse_mirror(record: Mapping[str, Any]) -> MirrorRecord:
 
 def write_mirror(root: Path, record: MirrorRecord) -> None:
     """Write what a mirror holds."""
-    content = {
+    content: dict[str, Any] = {
         "files": dict(record.files),
         "links": dict(record.links),
         "own_links": list(record.own_links),
         "commit": encode(record.commit),
         "origin": record.origin,
     }
-    write_atomic(root / RECORD, render_json(content))
+    write_own(root / RECORD, content)
 
 
 def is_changed(root: Path, record: MirrorRecord) -> bool:

@@ -23,7 +23,7 @@ from echelon.core.codec import decode, encode
 from echelon.core.frozen import frozen
 from echelon.core.records import find_record, render_json, to_count
 from echelon.core.shell import Shell
-from echelon.core.tree import check_paths
+from echelon.core.tree import Tree, check_paths
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
 from echelon.run.code import Stamp
 
@@ -83,7 +83,7 @@ def describe_project(root: Path, shell: Shell, *, runs: Path, state: Path | None
     files: dict[str, ProjectFile] = {}
     links: dict[str, str] = {}
     with contextlib.ExitStack() as at_end:
-        digests = _Digests(root, state)
+        digests = _Digests(at_end.enter_context(Tree(root)), state)
         at_end.callback(digests.store)
         for entry in entries:
             if stat.S_ISLNK(entry.mode):
@@ -113,9 +113,9 @@ def _check_names(root: Path, entries: list[Entry]) -> None:
 class _Digests:
     """The digests of a project's files, those of earlier times included."""
 
-    def __init__(self, root: Path, state: Path | None) -> None:
-        name = hashlib.sha256(str(root).encode(errors="surrogateescape")).hexdigest()[:32]
-        self._root = root
+    def __init__(self, tree: Tree, state: Path | None) -> None:
+        name = hashlib.sha256(str(tree.root).encode(errors="surrogateescape")).hexdigest()[:32]
+        self._tree = tree
         self._path = state and state / "projects" / f"{name}.json"
         self._known = self._read()
         self._found: dict[str, tuple[str, Stamp]] = {}
@@ -135,7 +135,7 @@ class _Digests:
         if known and known[1] == entry.stamp:
             self._found[entry.path] = known
             return known[0], entry.stamp.size
-        found = read_settled(self._root, entry)
+        found = read_settled(self._tree, entry)
         if found is None:
             return None
         content, stamp, recent = found
@@ -150,7 +150,8 @@ class _Digests:
             return
         with contextlib.suppress(OSError):  # only speed is lost
             make_private(self._path.parent)
-            write_atomic(self._path, render_json({"root": str(self._root), "files": self._found}))
+            content = {"root": str(self._tree.root), "files": self._found}
+            write_atomic(self._path, render_json(content))
 
 
 # --- on the wire ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from echelon.api.project_files import IGNORE, Listing
 from echelon.core.frozen import frozen
+from echelon.core.tree import BlockedError, Tree
 from echelon.errors import UsageError
 from echelon.run.code import Stamp
 
@@ -28,15 +29,16 @@ class Entry:
 
 def examine(root: Path, listing: Listing) -> Iterator[Entry]:
     """Yield the files and links of a listing that exist, with their size and times."""
-    for path in listing.code:
-        full = f"{root}/{path}"
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile
-            found = os.lstat(full)
-            if stat.S_ISLNK(found.st_mode):
-                target = os.readlink(full)  # noqa: PTH115  as text
-                yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode, target=target)
-            elif stat.S_ISREG(found.st_mode):
-                yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode)
+    with Tree(root) as tree:
+        for path in listing.code:
+            # Deleted meanwhile, or git still lists the files of a folder that became a link.
+            with contextlib.suppress(FileNotFoundError, BlockedError):
+                found = tree.find(path)
+                if found and stat.S_ISLNK(found.st_mode):
+                    target = tree.read_link(path)
+                    yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode, target=target)
+                elif found and stat.S_ISREG(found.st_mode):
+                    yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode)
 
 
 def place_link(root: Path, path: str, target: str) -> str:
@@ -58,25 +60,28 @@ def relocate_link(root: Path, path: str, target: str) -> str:
     return target if os.path.isabs(placed) else placed  # noqa: PTH117  text
 
 
-def read_settled(root: Path, entry: Entry) -> tuple[bytes, Stamp, bool] | None:
-    """Return a file's content, its size and times, and whether it changed a moment ago."""
-    full = f"{root}/{entry.path}"
+def read_settled(tree: Tree, entry: Entry) -> tuple[bytes, Stamp, bool] | None:
+    """Return a file's content, its size and times, and whether it changed a moment ago.
+
+    None if it is gone.
+    """
+    full = f"{tree.root}/{entry.path}"
     try:
         for _ in range(_TRIES):
-            with open(full, "rb") as file:  # noqa: PTH123  many of them
+            with tree.open(entry.path) as file:
                 before = Stamp.of(os.fstat(file.fileno()))
                 content = file.read()
                 after = Stamp.of(os.fstat(file.fileno()))
             if before == after and len(content) == before.size:
                 return content, before, before.is_recent()
-    except FileNotFoundError:
+    except (FileNotFoundError, BlockedError):
         return None
     except OSError as error:
         raise UsageError(
             f"cannot read {full}: {error.strerror}",
-            hint=f"exclude it: echo '/{entry.path}' >> '{root}/{IGNORE}'",
+            hint=f"exclude it: echo '/{entry.path}' >> '{tree.root}/{IGNORE}'",
         ) from error
     raise UsageError(
         f"{full} changes all the time, so it cannot be copied",
-        hint=f"exclude it: echo '/{entry.path}' >> '{root}/{IGNORE}'",
+        hint=f"exclude it: echo '/{entry.path}' >> '{tree.root}/{IGNORE}'",
     )

@@ -22,6 +22,7 @@ from echelon.api.mirror_record import (
     read_mirror,
 )
 from echelon.core.frozen import frozen
+from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.core.tree import folders
 from echelon.errors import MissingProgramError, UsageError
@@ -117,12 +118,17 @@ def find_mirror(folder: Path) -> Path | None:
 
 
 def _find_repository(folder: Path, shell: Shell) -> Path | None:
+    folder = folder.resolve()
+    # Not what git says: a repository's own settings can name any folder (core.worktree).
+    top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    if top is None:
+        return None
     try:
         done = shell.run([*_GIT, "-C", str(folder), "rev-parse", "--show-toplevel"])
     except MissingProgramError:
         return None
-    if done.code == 0 and done.stdout.strip():
-        return Path(done.stdout.rstrip("\n"))
+    if done.code == 0:
+        return top
     if "not a git repository" in done.stderr or not done.stderr:
         return None
     raise UsageError(
@@ -324,7 +330,7 @@ def read_ignores(root: Path) -> list[re.Pattern[str]]:
         UsageError: a pattern begins with `!`.
     """
     try:
-        lines = (root / IGNORE).read_text(errors="surrogateescape").splitlines()
+        lines = read_bytes(root / IGNORE).decode(errors="surrogateescape").splitlines()
     except OSError:
         return []
     if wrong := next((line for line in lines if line.startswith("!")), ""):

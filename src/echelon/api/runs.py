@@ -21,6 +21,7 @@ from echelon import _version
 from echelon.clusters.base import Cluster
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
+from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.errors import MissingProgramError
 from echelon.launch.protocol.program import find_program
@@ -85,7 +86,7 @@ def _check_script(spec: JobSpec, script: Path) -> list[str]:
     if spec.style == "echelon" and "/" not in spec.script and shutil.which(spec.script):
         return []  # any program on PATH can be run
     try:
-        content = script.read_bytes()
+        content = read_bytes(script)
         if spec.style != "echelon" or script.suffix == ".py":
             compile(content, str(script), "exec", dont_inherit=True)
     except FileNotFoundError:

@@ -24,6 +24,7 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
+from echelon.core.tree import Tree
 from echelon.core.units import format_bytes
 from echelon.errors import EchelonError, UsageError
 from echelon.run.code import (
@@ -193,13 +194,14 @@ def copy_code(
     made = _Folders(copy)
     files: dict[str, CopiedFile] = {}
     links: dict[str, str] = {}
-    for entry in entries:
-        made.make(entry.path)
-        if stat.S_ISLNK(entry.mode):
-            links[entry.path] = place_link(root, entry.path, entry.target)
-            os.symlink(links[entry.path], f"{copy}/{entry.path}")  # noqa: PTH211  many of them
-        elif copied := _copy(root, entry, copy, earlier):
-            files[entry.path] = copied
+    with Tree(root) as tree:
+        for entry in entries:
+            made.make(entry.path)
+            if stat.S_ISLNK(entry.mode):
+                links[entry.path] = place_link(root, entry.path, entry.target)
+                os.symlink(links[entry.path], f"{copy}/{entry.path}")  # noqa: PTH211  many of them
+            elif copied := _copy(tree, entry, copy, earlier):
+                files[entry.path] = copied
     for path in beside:
         if path not in files and path not in links:
             made.make(path)
@@ -235,7 +237,7 @@ class _Folders:
             os.chmod(f"{self._copy}/{folder}", 0o500)  # noqa: PTH101
 
 
-def _copy(root: Path, entry: Entry, copy: Path, earlier: Earlier | None) -> CopiedFile | None:
+def _copy(tree: Tree, entry: Entry, copy: Path, earlier: Earlier | None) -> CopiedFile | None:
     """Copy a file, or link it to its earlier copy; None if it is gone."""
     known = earlier.manifest.files.get(entry.path) if earlier else None
     before = f"{earlier.folder}/{entry.path}" if earlier else ""
@@ -243,7 +245,7 @@ def _copy(root: Path, entry: Entry, copy: Path, earlier: Earlier | None) -> Copi
     unchanged = known and (known.source, known.executable) == (entry.stamp, executable)
     if known and unchanged and _link(before, entry.stamp.size, known.mtime_ns, target):
         return known
-    found = read_settled(root, entry)
+    found = read_settled(tree, entry)
     if found is None:
         return None
     content, stamp, recent = found

@@ -13,9 +13,9 @@ from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
 from echelon.api.script_checks import check_script
 from echelon.api.snapshot import take_snapshot
-from echelon.api.trust import remember_script
 from echelon.clusters.base import Cluster
 from echelon.clusters.local import LocalCluster
+from echelon.core import userstate
 from echelon.core.atomic_file import remove_tree
 from echelon.core.frozen import frozen
 from echelon.core.notes import note
@@ -149,7 +149,7 @@ def check_array(spec: JobSpec) -> list[str]:
 
 def remember(run: RunDir, script: bytes) -> None:
     """Record that the user submitted a script, so that the run can be resumed."""
-    if why := remember_script(script, os.environ):
+    if why := userstate.remember(script, os.environ):
         note(f"warning: to resume {run.run_id} you will need --trust: {why}")
 
 

@@ -1,4 +1,4 @@
-"""Records which scripts a user has submitted, so that foreign run directories are not executed.
+"""Checks that the user has submitted a script, so that foreign run directories are not executed.
 
 A script determines everything that it starts: the commands of its environment, and launcher,
 request and code by their digests. The digest of a submitted script, kept in the user's state
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.records import read_bytes
-from echelon.core.userstate import append_line, state_folder
+from echelon.core.userstate import is_remembered
 from echelon.errors import NotFoundError, NotPermittedError
 from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
@@ -25,18 +25,6 @@ _SEALED = re.compile(
     re.MULTILINE,
 )
 """Where a script starts the launcher."""
-
-
-def remember_script(script: bytes, environ: Mapping[str, str]) -> str:
-    """Record that the user has submitted a script; return why that failed, if it did."""
-    path = _record(environ)
-    if path is None:
-        return "no home directory"
-    try:
-        append_line(path, _digest(script))
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False) -> bytes:
@@ -66,7 +54,7 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
         if sealed != script:
             write_atomic(run.script, sealed, mode=0o700)
         return sealed
-    if not _is_known(script, environ) and not _is_of_known_sweep(run, script, environ):
+    if not is_remembered(script, environ) and not _is_of_known_sweep(run, script, environ):
         raise NotPermittedError(
             f"{run.script} was not submitted by you from this account; it would execute "
             f"{_describe(run)}",
@@ -108,16 +96,6 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _record(environ: Mapping[str, str]) -> Path | None:
-    folder = state_folder(environ)
-    return folder / "submitted" if folder else None
-
-
-def _is_known(script: bytes, environ: Mapping[str, str]) -> bool:
-    path = _record(environ)
-    return path is not None and _digest(script) in _read(path).decode(errors="replace").split()
-
-
 def _is_of_known_sweep(run: RunDir, script: bytes, environ: Mapping[str, str]) -> bool:
     """Tell whether a run is what a task of a sweep makes that the user has submitted."""
     found = sweep_of(run)
@@ -125,7 +103,7 @@ def _is_of_known_sweep(run: RunDir, script: bytes, environ: Mapping[str, str]) -
         return False
     sweep, index = found
     shared = _read(sweep.files.script)
-    if not _is_known(shared, environ) or seal_script(shared, sweep.files) != shared:
+    if not is_remembered(shared, environ) or seal_script(shared, sweep.files) != shared:
         return False
     table = read_table(sweep, read_tasks_digest(sweep.files, ""))
     wanted = task_spec(sweep, read_spec(sweep.files), table, index)

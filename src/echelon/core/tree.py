@@ -1,4 +1,4 @@
-"""Files below a folder, by paths that another machine sent: nothing outside is read or written.
+"""Files below a folder, by paths that others chose: nothing outside is read or written.
 
 Each folder on the way to a file is opened relative to the one above and without following links, so
 that a link which appears meanwhile leads nowhere.
@@ -66,8 +66,8 @@ def folders(path: str) -> Iterator[str]:
 
 def _refuse(path: object) -> NotPermittedError:
     return NotPermittedError(
-        f"refused the path '{in_one_line(str(path)[:200])}': it is not below the target folder",
-        hint="use the same version of Echelon on both ends",
+        f"refused the path '{in_one_line(str(path)[:200])}': it leads out of the folder",
+        hint="Echelon sends and records no such path; ask where the run or host is from",
     )
 
 
@@ -140,6 +140,8 @@ class Tree:
         return here
 
     def _split(self, path: str, *, create: bool = False) -> tuple[int, str]:
+        if not is_inner(path):
+            raise _refuse(path)
         folder, _, name = path.rpartition("/")
         return self._open(folder, create=create), name
 

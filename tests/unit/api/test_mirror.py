@@ -19,12 +19,11 @@ from echelon.api.project_description import (
     parse_project,
     render_project,
 )
-from echelon.api.project_files import Kind, list_project
+from echelon.api.project_files import Kind, find_kind
 from echelon.core.shell import LocalShell
 from echelon.core.tree import Tree
 from echelon.errors import (
     ConflictError,
-    EchelonError,
     UnavailableError,
     UsageError,
 )
@@ -367,17 +366,32 @@ def test_stamps_are_kept_once_files_are_old_enough(project, workdir, monkeypatch
     monkeypatch.setattr(code_module, "RECENT_NS", -(10**18))
     send(project, workdir).check()
     assert None not in {file.stamp for file in read_mirror(workdir).files.values()}
+    described = describe(project)
     monkeypatch.setattr(Tree, "open", lambda _tree, path: pytest.fail(path))
-    send(project, workdir).check()
+    send(project, workdir, described).check()
 
 
-def test_a_damaged_record_is_an_error(project, workdir):
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {"a": [1]}, "links": {}}', None])
+def test_with_a_changed_record_nothing_is_overwritten(project, workdir, text):
     send(project, workdir).check()
-    for text in ("", "[]", "{}", '{"files": {"a": [1]}, "links": {}}'):
-        (workdir / ".echelon" / "mirror.json").write_text(text)
-        assert isinstance(send(project, workdir).laptop, EchelonError)
-        with pytest.raises(UnavailableError, match="cannot read"):
-            list_project(workdir, LocalShell(), kind=Kind.MIRROR, runs=workdir / "runs")
+    record = workdir / ".echelon" / "mirror.json"
+    record.write_text(record.read_text().replace("train", "trAin") if text is None else text)
+    assert find_kind(workdir) == Kind.FOLDER
+    write(project, {"train.py": "edited\n"})
+    assert isinstance(send(project, workdir).laptop, ConflictError)
+    write(project, {"train.py": "train\n"})
+    send(project, workdir).check()
+    assert find_kind(workdir) == Kind.MIRROR
+
+
+def test_nothing_is_sent_if_the_record_could_not_be_known_again(project, workdir, monkeypatch):
+    described = describe(project)
+    (workdir.parent.parent / "state").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(workdir.parent.parent / "state"))
+    done = send(project, workdir, described)
+    assert isinstance(done.laptop, UnavailableError)
+    assert "cannot record in the state folder" in done.laptop.message
+    assert content(workdir) == {}
 
 
 TEXT = st.text('ab ä\n"\\\udcff', min_size=1, max_size=9)

@@ -8,8 +8,9 @@ import pytest
 from echelon.api.relocation import find_home
 from echelon.api.runs import prepare_run
 from echelon.api.snapshot import take_snapshot
-from echelon.api.trust import read_script, remember_script, seal_script
+from echelon.api.trust import read_script, seal_script
 from echelon.core.shell import LocalShell
+from echelon.core.userstate import remember
 from echelon.errors import EchelonError, NotFoundError, NotPermittedError
 from echelon.spec.merging import Layer, merge
 
@@ -29,7 +30,7 @@ def environ(tmp_path):
 
 def test_what_was_submitted_is_known_wherever_it_lies(run, environ, tmp_path):
     script = run.script.read_bytes()
-    assert remember_script(script, environ) == ""
+    assert remember(script, environ) == ""
     assert read_script(run, environ) == script
     record = tmp_path / "home/.local/state/echelon/submitted"
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
@@ -47,7 +48,7 @@ def test_without_a_record_it_takes_a_word_of_the_user(run, other):
 
 
 def test_a_script_that_was_changed_is_not_known(run, environ):
-    remember_script(run.script.read_bytes(), environ)
+    remember(run.script.read_bytes(), environ)
     run.script.write_text("#!/bin/bash\necho other\n")
     with pytest.raises(NotPermittedError, match="was not submitted by you"):
         read_script(run, environ)
@@ -57,7 +58,7 @@ def test_a_script_that_was_changed_is_not_known(run, environ):
 @pytest.mark.parametrize("run", ["echelon"], indirect=True)
 def test_files_that_it_starts_may_not_have_changed_since(run, environ, name):
     script = run.script.read_bytes()
-    remember_script(script, environ)
+    remember(script, environ)
     path = run.path / name
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(NotPermittedError, match="was changed after submission"):
@@ -81,8 +82,8 @@ def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "home").write_text("")
-    assert "Not a directory" in remember_script(b"", {"HOME": str(tmp_path / "home")})
-    assert remember_script(b"", {}) == "no home directory"
+    assert "Not a directory" in remember(b"", {"HOME": str(tmp_path / "home")})
+    assert remember(b"", {}) == "no home directory"
 
 
 def test_a_run_without_a_script_is_none(run, environ):
@@ -94,7 +95,7 @@ def test_a_run_without_a_script_is_none(run, environ):
 @pytest.mark.parametrize("name", ["job.sbatch", "spec.toml", "launcher", "submitted"])
 @pytest.mark.timeout(60)
 def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name):
-    remember_script(run.script.read_bytes(), environ)
+    remember(run.script.read_bytes(), environ)
     folder = tmp_path / "home/.local/state/echelon" if name == "submitted" else run.path
     plain = name in ("spec.toml", "launcher") and not run.launcher.exists()
     (folder / name).unlink(missing_ok=True)
@@ -105,7 +106,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name)
     with pytest.raises(EchelonError):
         read_script(run, environ)
     if name == "submitted":
-        assert remember_script(b"x", environ)
+        assert remember(b"x", environ)
 
 
 @pytest.mark.parametrize("style", ["echelon", "srun", "ray"])
@@ -120,7 +121,7 @@ def test_a_changed_copy_of_the_code_is_not_executed(tmp_path, environ, style):
         take_code=lambda run: take_snapshot(run, spec, tmp_path, LocalShell()),
     )
     script = run.script.read_bytes()
-    remember_script(script, environ)
+    remember(script, environ)
     assert read_script(run, environ) == seal_script(script, run) == script
     assert find_home(run) == run.path
     if style == "srun":  # the others find it otherwise
