@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from echelon.api.job_script import mention_unused, read_job_script, take_program
 from echelon.api.project_file import PROJECT, read_own, read_project, take_table
 from echelon.api.project_files import find_mirror
 from echelon.api.script_checks import mention_directives
@@ -55,13 +56,19 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
         host, workdir = (_take_text(values, key, profile.source) for key in ("host", "workdir"))
         layers.append(Layer(source=profile.source, values=values))
     layers.append(Layer(source=project.source, values=flatten(ours)))
+    job = None
     if source := flags.get("source"):
-        layers.append(Layer(source=str(source.absolute()), values=_from_script(source)))
+        text, values = _from_script(source)
+        job = read_job_script(source, text)
+        # The command line's script replaces the launch, with its arguments.
+        program = {} if flags.get("script") else take_program(job)
+        layers.append(Layer(source=str(source.absolute()), values={**program, **values}))
     layers.append(Layer(source="flags", values=_from_flags(flags)))
     layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
-    return replace(
-        merge(layers), cluster=name, host=str(flags.get("host") or host), workdir=workdir
-    )
+    merged = merge(layers)
+    if source:
+        mention_unused(job, source, merged.spec)
+    return replace(merged, cluster=name, host=str(flags.get("host") or host), workdir=workdir)
 
 
 def _take_text(values: dict[str, object], key: str, source: str) -> str:
@@ -71,18 +78,20 @@ def _take_text(values: dict[str, object], key: str, source: str) -> str:
     return value
 
 
-def _from_script(path: Path) -> dict[str, object]:
+def _from_script(path: Path) -> tuple[str, dict[str, object]]:
+    """Return the text of a job script, and the keys for its #SBATCH lines."""
     from echelon.clusters.slurm.sbatch import parse_directives  # noqa: PLC0415
 
     try:
-        found = parse_directives(path.read_text())
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         raise UsageError(
             f"cannot read {path}: {why}", hint="pass an sbatch script: --from SCRIPT.sh"
         ) from error
+    found = parse_directives(text)
     mention_directives(path)
-    return found
+    return text, found
 
 
 def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:

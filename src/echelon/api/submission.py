@@ -1,6 +1,8 @@
 """Check a request, create its run and start it."""
 
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -159,6 +161,11 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
         raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
     folder = Path(spec.chdir or Path.cwd())
     script = folder / spec.script
+    if not spec.module and _is_job_script(script):
+        raise UsageError(
+            f"{spec.script} is a job script with #SBATCH lines, not a training script",
+            hint=f"did you mean: echelon {command} --from {shlex.quote(spec.script)}",
+        )
     lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
     problems = [
         *check_files(spec, folder),
@@ -172,6 +179,15 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
             "; ".join(problems),
             hint="nothing was started; show the origin of each value: echelon config",
         )
+
+
+def _is_job_script(path: Path) -> bool:
+    """Tell whether a file is a script for sbatch; each rank would execute all of it."""
+    try:
+        head = path.read_bytes()[:65536]
+    except OSError:
+        return False  # reported as a missing script
+    return head.startswith(b"#!") and re.search(rb"^#SBATCH\s", head, re.MULTILINE) is not None
 
 
 def check_function(

@@ -196,7 +196,7 @@ def _parameters() -> list[inspect.Parameter]:
     source = typer.Option(
         "--from",
         metavar="FILE",
-        help="Read the #SBATCH lines of a script.",
+        help="Take #SBATCH lines, script and arguments from a job script.",
         rich_help_panel=CONFIGURATION,
     )
     return [

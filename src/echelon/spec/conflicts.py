@@ -5,7 +5,7 @@ import re
 from echelon.core.units import parse_duration
 from echelon.spec.job_spec import JobSpec
 
-_SCRIPT_VARIABLES = frozenset(
+SCRIPT_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
         *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
@@ -162,7 +162,7 @@ def _judge_names(spec: JobSpec) -> list[str]:
     found = [
         f"the job sets the variable {name} itself: remove it from env"
         for name in spec.env
-        if name in _SCRIPT_VARIABLES
+        if name in SCRIPT_VARIABLES
     ]
     found += [
         f"--slurm {name} has its own flag: use --{name}"

@@ -24,6 +24,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("print()\n")
     (tmp_path / "broken.py").write_text("x = (\n")
     (tmp_path / "empty.sh").touch()
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
     for name in ("done-abcd", "done-abce", "spoilt", "headless", "open"):
         run = RunDir.create(tmp_path / "runs", name)
         run.spec.write_text('script = "train.py"\n')
@@ -56,6 +57,8 @@ def told(capsys, *arguments):
     ("call", "expected"),
     [
         ("run", (2, "no training script given", "SCRIPT.py")),
+        ("submit job.sh", (2, "job.sh is a job script", "echelon submit --from job.sh")),
+        ("run job.sh --lr 1", (2, "job.sh is a job script", "echelon run --from job.sh")),
         ("run trian.py", (2, "trian.py does not exist: did you mean 'train.py'?", "nothing was")),
         ("run sub/x.py", (2, "there is no .py file in", "nothing was started")),
         ("run bin", (2, "is a directory: pass a file in it", "nothing was started")),
