@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from echelon.api.hosts import keep_trying, open_host, talking
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.errors import ConflictError, NotPermittedError
+from echelon.run.directory import FETCHED
 
 if TYPE_CHECKING:
     from echelon.api.fetching import Fetched
     from echelon.clusters.ssh.site import Site
-
-MARK = ".echelon-run"
-"""File with the run's id, in a folder of fetched files."""
 
 
 def bring_files(
@@ -68,7 +66,7 @@ def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
             hint="use the same version of Echelon on both ends",
         )
     folder = place(run_id)
-    mark = folder / MARK
+    mark = folder / FETCHED
     known = mark.read_text().strip() if mark.is_file() else ""
     if known != run_id and folder.exists() and any(folder.iterdir()):
         raise ConflictError(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from echelon.api.host_files import MARK
 from echelon.api.outcomes import find_verdict
 from echelon.api.places import Places, cluster_of
 from echelon.api.results import read_results
@@ -14,7 +13,7 @@ from echelon.api.waiting import LOOK_S, cancel_all, stop_all, wait_for_run
 from echelon.core.jobs import Job
 from echelon.launch.function_call import FOLDER, PROGRAM
 from echelon.run.attempts import attempts, find_output
-from echelon.run.directory import RunDir
+from echelon.run.directory import FETCHED, RunDir
 from echelon.run.event_log import EventReader
 from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
 from echelon.run.rank_logs import RunLogs, Tail
@@ -64,7 +63,7 @@ class LocalRun:
         if not is_function(self._run):
             return [None]
         # What `echelon fetch` brought here is as little trusted as it was on its host.
-        brought = (self._run.path / MARK).exists()
+        brought = (self._run.path / FETCHED).exists()
         return read_results(self._run, every=every, plain=brought and not self._trusts)
 
     def verdict(self, job: Job) -> Verdict | None:

@@ -22,16 +22,16 @@ from echelon.api.mirror_record import (
     read_mirror,
 )
 from echelon.core.frozen import frozen
+from echelon.core.git import list_filters, run_git
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.core.tree import folders
 from echelon.errors import MissingProgramError, UsageError
+from echelon.run.directory import FETCHED
 
 IGNORE = ".echelonignore"
 MOST_FILES = 50_000
 
-_GIT = ("git", "-c", "core.fsmonitor=false")
-"""Without the monitor, which is a program that the repository's own settings name."""
 _STAGED = re.compile(r"([0-7]{6}) [0-9a-f]{40,64} [0-3]\t")
 """What git writes before the path of a file that it tracks."""
 _SUBMODULE = "160000"
@@ -45,14 +45,38 @@ _CACHES = frozenset(
 """Folders that are neither copied nor linked."""
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 """Entries of a folder that is a Python environment."""
-_PRIVATE = frozenset(
-    {
-        *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".local", ".pki"),
-        *(".netrc", ".pgpass", ".git-credentials", ".pypirc", ".Xauthority", ".vault-token"),
-        *(".bash_history", ".zsh_history", ".python_history", ".sh_history", ".viminfo"),
-    }
+_SECRETS = (
+    *(
+        r"\.ssh",
+        r"\.gnupg",
+        r"\.pki",
+        r"\.aws",
+        r"\.azure",
+        r"\.oci",
+        r"\.gcloud",
+        r"\.boto",
+        r"\.s3cfg",
+    ),
+    *(r"\.kube", r"\.docker", r"\.terraform\.d", r"\.config", r"\.local", r"\.password-store"),
+    *(
+        r"\.netrc",
+        r"\.pgpass",
+        r"\.my\.cnf",
+        r"\.git-credentials",
+        r"\.Xauthority",
+        r"\.vault-token",
+    ),
+    *(
+        r"\.env(\.(?!example$|sample$|template$)[^/]+)?",
+        r"\.envrc",
+        r"\.Renviron",
+        r"\.databrickscfg",
+    ),
+    *(r"\.pypirc", r"\.npmrc", r"\.huggingface", r"\.kaggle", r"\.cargo/credentials(\.toml)?"),
+    *(r"\.[a-z_]*_history", r"\.viminfo", r"\.lesshst"),
 )
 """Entries of a home directory that hold secrets: no project needs them as code."""
+_SECRET = re.compile(rf"(.*/)?({'|'.join(_SECRETS)})(/.*)?", re.IGNORECASE | re.DOTALL)
 _RUN = frozenset({"job.sbatch", "spec.toml"})
 """Entries of a folder that is a run."""
 _DATA = frozenset(
@@ -124,7 +148,7 @@ def _find_repository(folder: Path, shell: Shell) -> Path | None:
     if top is None:
         return None
     try:
-        done = shell.run([*_GIT, "-C", str(folder), "rev-parse", "--show-toplevel"])
+        done = run_git(folder, ["rev-parse", "--show-toplevel"], shell)
     except MissingProgramError:
         return None
     if done.code == 0:
@@ -156,7 +180,7 @@ def list_project(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Listing
     code = [
         path
         for path in listed.code
-        if _PRIVATE.isdisjoint(path.split("/")) and not any(one.fullmatch(path) for one in ignores)
+        if not _SECRET.fullmatch(path) and not any(one.fullmatch(path) for one in ignores)
     ]
     excluded = set(listed.code) - set(code)
     in_runs = find_runs(code)
@@ -189,9 +213,14 @@ def find_runs(paths: Sequence[str]) -> tuple[str, ...]:
     marks: dict[str, set[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if name in _RUN:
+        if name in _RUN or name == FETCHED:
             marks.setdefault(folder, set()).add(name)
-    return tuple(f"{folder}/" for folder, names in marks.items() if folder and names == _RUN)
+    return tuple(f"{folder}/" for folder, names in marks.items() if folder and _is_run(names))
+
+
+def _is_run(names: set[str]) -> bool:
+    """Tell whether a folder with these entries is a run, or was fetched from another host."""
+    return names >= _RUN or FETCHED in names
 
 
 # --- a mirror ---------------------------------------------------------------------------------
@@ -211,18 +240,21 @@ def _list_repository(root: Path, shell: Shell, *, runs: Path) -> Listing:
     if runs.is_relative_to(root) and runs != root:
         listing.append(f"--exclude=/{_escape(str(runs.relative_to(root)))}/")
     code: dict[str, None] = {}
-    beside: list[str] = []
+    nested: list[str] = []
     for entry in _run_git(root, shell, [*listing, "--cached", "--stage", "--others"]):
         staged = _STAGED.match(entry)
         path = entry[staged.end() :] if staged else entry.rstrip("/")
-        nested = staged[1] == _SUBMODULE if staged else entry.endswith("/")
-        if not nested:
+        if staged[1] == _SUBMODULE if staged else entry.endswith("/"):
+            nested.append(path)
+        else:
             code[path] = None
-        elif (root / path / ".git").exists():
+    beside = _run_git(root, shell, [*listing, "--others", "--ignored", "--directory"])
+    in_runs = find_runs(list(code))  # first: nothing in them is a repository of the project
+    for path in nested:
+        if (root / path / ".git").exists() and not f"{path}/".startswith(in_runs):
             inner = _list_repository(root / path, shell, runs=runs)
             code |= dict.fromkeys(f"{path}/{one}" for one in inner.code)
             beside += [f"{path}/{one}" for one in inner.beside]
-    beside += _run_git(root, shell, [*listing, "--others", "--ignored", "--directory"])
     return Listing(code=tuple(code), beside=tuple(beside))
 
 
@@ -231,8 +263,10 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\*?\[\]])", r"\\\1", text)
 
 
-def _run_git(root: Path, shell: Shell, words: Sequence[str]) -> list[str]:
-    done = shell.run([*_GIT, "-C", str(root), *words])
+def _run_git(
+    root: Path, shell: Shell, words: Sequence[str], settings: Sequence[str] = ()
+) -> list[str]:
+    done = run_git(root, words, shell, settings=settings)
     if done.code:
         raise UsageError(
             f"git cannot list the files of {root}: {done.stderr.strip()}",
@@ -258,10 +292,25 @@ def read_commit(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Commit:
         return replace(record.commit, dirty=record.commit.dirty or is_changed(root, record))
     if kind == Kind.FOLDER:
         return Commit()
-    words = ["status", "--porcelain=v2", "--branch", "-z", "--", "."]
+    # Git itself would examine submodules with the filters that their settings name.
+    words = ["status", "--porcelain=v2", "--branch", "-z", "--no-renames"]
+    words += ["--ignore-submodules=dirty", "--", "."]
     if runs.is_relative_to(root) and runs != root:
         words.append(f":(exclude,literal){runs.relative_to(root)}")
-    return parse_commit(_run_git(root, shell, words))
+    found = parse_commit(_run_git(root, shell, words, list_filters(root, shell)))
+    inner = (
+        read_commit(root / path, shell, kind=kind, runs=runs)
+        for path in _list_submodules(root, shell)
+    )
+    return replace(found, dirty=found.dirty or any(one.dirty for one in inner))
+
+
+def _list_submodules(root: Path, shell: Shell) -> list[str]:
+    staged = (
+        _STAGED.match(entry) for entry in _run_git(root, shell, ["ls-files", "-z", "--stage"])
+    )
+    found = (one.string[one.end() :] for one in staged if one and one[1] == _SUBMODULE)
+    return [path for path in found if (root / path / ".git").exists()]
 
 
 def parse_commit(lines: Iterable[str]) -> Commit:
@@ -312,10 +361,10 @@ def _list_folder(root: Path, *, runs: Path) -> Listing:
 
 def _is_beside(folder: Path) -> bool:
     """Tell whether a folder is a cache, an environment, data or a run."""
-    if folder.name in _CACHES or folder.name in _PRIVATE:
+    if folder.name in _CACHES or _SECRET.fullmatch(folder.name):
         return True
     names = set(os.listdir(folder)) if os.access(folder, os.R_OK) else set()  # noqa: PTH208  names
-    if not names.isdisjoint(_ENVIRONMENT) or names >= _RUN:
+    if not names.isdisjoint(_ENVIRONMENT) or _is_run(names):
         return True
     return folder.name in _DATA and not any(name.endswith(".py") for name in names)
 

@@ -13,6 +13,8 @@ from echelon.core.atomic_file import make_private
 from echelon.core.frozen import frozen
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
+FETCHED = ".echelon-run"
+"""File with the run's id, in a folder of files that were fetched from another host."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 """An attempt's number; no run has a million attempts."""

@@ -189,3 +189,130 @@ def test_without_git_it_is_the_scripts_folder_wherever_one_stands(tmp_path):
     script = tmp_path / "scripts" / "train.py"
     assert find_root(tmp_path, script, LocalShell()) == (tmp_path / "scripts", Kind.FOLDER)
     assert find_root(tmp_path, None, LocalShell()) == (tmp_path, Kind.FOLDER)
+
+
+@pytest.mark.parametrize("is_git", [True, False])
+def test_secrets_of_tools_are_never_code(repository, is_git):
+    secrets = [".npmrc", "sub/.huggingface/token", ".cargo/credentials.toml", ".oci/config"]
+    secrets += [".Renviron", ".terraform.d/credentials.tfrc.json", ".env", "sub/.env.local"]
+    write(repository, *secrets, ".cargo/config.toml", ".env.example", "env.py")
+    code = set(listed(repository, is_git=is_git).code)
+    assert {".cargo/config.toml", ".env.example", "env.py"} <= code
+    assert not code & set(secrets)
+
+
+# --- repositories that nobody checked ---------------------------------------------------------
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """A program that leaves a mark."""
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/executed'\nexit 1\n")
+    program.chmod(0o700)
+    return program
+
+
+def make_hostile(root, program, *, complete=True):
+    """Make a repository that names a program wherever git may start one to list its files."""
+    git(root, "init", "-q")
+    write(root, "seen/a.py", "seen/.gitignore", "hidden/b.py", "changed.txt", "own.py")
+    (root / ".gitattributes").write_text("*.txt filter=own\n")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "all")
+    tree = git_says(root, "rev-parse", "HEAD:hidden")
+    blob = git_says(root, "rev-parse", "HEAD:seen/.gitignore")
+    git(root, "sparse-checkout", "set", "--cone", "--sparse-index", "seen")
+    (root / "seen/.gitignore").unlink()
+    git(root, "update-index", "--skip-worktree", "seen/.gitignore")
+    for missing in () if complete else (tree, blob):
+        (root / ".git/objects" / missing[:2] / missing[2:]).unlink()
+    (root / ".git/hooks/post-index-change").symlink_to(program)
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": str(root / ".git"),
+        "remote.origin.uploadpack": f"{program} #",
+        "protocol.file.allow": "always",
+        "core.fsmonitor": str(program),
+        "core.sshCommand": str(program),
+        "filter.own.clean": str(program),
+        "filter.own.process": str(program),
+        "core.alternateRefsCommand": str(program),
+        "status.submoduleSummary": "true",
+    }.items():
+        git(root, "config", name, value)
+    (root / "changed.txt").write_text("of one size\n")  # git compares the content
+
+
+def git_says(root, *words):
+    return subprocess.check_output(["git", "-C", root, *words], text=True).strip()
+
+
+def list_all(root):
+    shell, runs = LocalShell(), root / "runs"
+    found, kind = find_root(root, None, shell)
+    listing = list_project(found, shell, kind=kind, runs=runs)
+    return listing, read_commit(found, shell, kind=kind, runs=runs)
+
+
+def test_nothing_that_a_nested_repository_names_is_executed(repository, marker, tmp_path):
+    (repository / "logs").mkdir()
+    make_hostile(repository / "logs", marker, complete=False)
+    listing, _ = list_all(repository)
+    assert "logs/seen/a.py" in listing.code
+    assert not (tmp_path / "executed").exists()
+    git_says(repository / "logs", "ls-files")  # plain git does execute it
+    assert (tmp_path / "executed").exists()
+
+
+def test_nothing_that_a_submodule_or_the_project_names_is_executed(repository, marker, tmp_path):
+    (repository / "sub").mkdir()
+    make_hostile(repository / "sub", marker)
+    git(repository, "add", "sub")
+    git(repository, "commit", "-qm", "sub")
+    (tmp_path / "executed").unlink(missing_ok=True)
+    assert list_all(repository)[1].dirty
+    (tmp_path / "own").mkdir()
+    make_hostile(tmp_path / "own", marker)
+    (tmp_path / "executed").unlink(missing_ok=True)
+    assert list_all(tmp_path / "own")[1].dirty
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_change_in_a_submodule_makes_the_project_dirty(repository, tmp_path):
+    git(repository, "init", "-q", "sub")
+    write(repository, "sub/lib.py")
+    git(repository / "sub", "add", ".")
+    git(repository / "sub", "commit", "-qm", "lib")
+    git(repository, "add", "sub")
+    git(repository, "commit", "-qm", "sub")
+    assert not list_all(repository)[1].dirty
+    (repository / "sub/lib.py").write_text("changed\n")
+    assert list_all(repository)[1].dirty
+
+
+def test_a_filter_that_cannot_be_turned_off_is_an_error(repository, marker, tmp_path):
+    (repository / ".gitattributes").write_text("*.py filter=a=b\n")
+    with (repository / ".git/config").open("a") as config:
+        config.write(f'[filter "a=b"]\n\tclean = {marker}\n')
+    (repository / "train.py").write_text("changed\n")
+    with pytest.raises(UsageError, match=r"'filter\.a=b\.clean', which cannot be turned off"):
+        list_all(repository)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_repository_cannot_name_a_folder_around_it(tmp_path):
+    write(tmp_path, "secret.txt", "evil/train.py")
+    git(tmp_path / "evil", "init", "-q")
+    git(tmp_path / "evil", "config", "core.worktree", str(tmp_path))
+    assert find_root(tmp_path / "evil", None, LocalShell())[0] == tmp_path / "evil"
+    assert list_all(tmp_path / "evil")[0].code == ("train.py",)
+
+
+def test_a_folder_that_was_fetched_is_no_code(repository):
+    write(repository, "train-abcd/.echelon-run", "train-abcd/metrics.jsonl", "a/train-efgh/x.py")
+    git(repository, "init", "-q", "train-abcd/logs")
+    assert not [path for path in listed(repository).code if path.startswith("train-abcd")]
+    assert not [path for path in listed(repository, is_git=False).code if "abcd" in path]
