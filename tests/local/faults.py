@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from local.liverun import PREAMBLE, LiveRun, live_run
+from echelon.core.waiting import wait_until
+from local.liverun import PREAMBLE, START_S, LiveRun, live_run
 
 ANY = frozenset(range(4))
 """Where all ranks do the same, any of them may be the first."""
@@ -22,6 +23,12 @@ HANG = ("--hang-timeout=4", "--on-hang=stop")
 POLL = "work = dist.all_reduce(torch.ones(1), async_op=True)\nwhile not work.is_completed(): pass"
 """How ranks wait for NCCL: they use CPU time."""
 _LIMIT_MIB = 2048
+DYING_ZYGOTE = """\
+import os, sys
+if "zygote" in sys.orig_argv:
+    os.write(2, b"no licence")
+    os._exit(3)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +77,17 @@ def _kill(role: str, signal_number: int, node: int | None = None) -> Callable[[L
         os.kill(run.find(role, node), signal_number)
 
     return act
+
+
+def _signal_zygotes(run: LiveRun, signal_number: int) -> None:
+    """Signal the zygotes of both nodes as soon as they exist: they import torch."""
+
+    def zygotes() -> list[int]:
+        return [process.pid for process in run.processes() if process.role == "zygote"]
+
+    assert wait_until(lambda: len(zygotes()) == 2, timeout_s=START_S), run.output
+    for pid in zygotes():
+        os.kill(pid, signal_number)
 
 
 def _interrupt(run: LiveRun) -> None:
@@ -701,6 +719,39 @@ for number in range(100_000):
         node="node1",
         code=137,
         says="zygote",
+    ),
+    Fault(
+        name="the zygotes are killed in their first import: others take their orders",
+        script="begin(); step()",
+        act=lambda run: _signal_zygotes(run, signal.SIGKILL),
+        cause="",
+        ranks=None,
+        code=0,
+        quick=True,
+    ),
+    Fault(
+        name="a zygote that is suspended in its first import",
+        script="begin(); step()",
+        act=lambda run: _signal_zygotes(run, signal.SIGSTOP),
+        cause="hang",
+        ranks=rank(0),
+        node="node0",
+        code=1,
+        says="its zygote, which imports modules and starts ranks, is suspended (SIGSTOP)",
+        not_retried="hangs end the run",
+        options=HANG,
+    ),
+    Fault(
+        name="a Python in which no zygote comes up",
+        script="begin(); step()",
+        files={"sitecustomize.py": DYING_ZYGOTE},
+        cause="start",
+        ranks=None,
+        code=69,
+        says="died 3 times in a row before it was ready; the last one exited with code 3",
+        not_retried="",
+        options=("--restarts=3", "--env=PYTHONPATH=."),
+        quick=True,
     ),
     Fault(
         name="the controller is told to stop",

@@ -22,6 +22,9 @@ class FakeLink:
     def say(self, message):
         self.said.append(message)
 
+    def drop(self, reason):
+        self.said.append(reason)
+
 
 def make_agent(node, pace=None):
     hello = Hello(node=node, name=f"node{node}", host="h", addresses=[])

@@ -453,7 +453,8 @@ def test_a_failure_is_tried_again_within_the_budget():
 
 @pytest.mark.parametrize("cause", sorted(NEVER_RETRIED))
 def test_some_causes_do_not_mend_themselves(cause):
-    assert retry(failure(cause)) == f"a restart would not help: {CAUSES[cause]}"
+    failed = replace(failure(cause), node="")
+    assert retry(failed) == f"a restart would not help: {CAUSES[cause]}"
 
 
 @pytest.mark.parametrize("cause", ["exception", "exit", "cuda out of memory", "disk full"])
@@ -500,6 +501,13 @@ def test_what_was_printed_before_the_error_is_kept():
 def test_a_signal_or_a_lost_node_may_come_twice():
     for cause in ("signal", "lost node", "out of memory", "lost peer"):
         assert retry(failure(cause), [failure(cause)]) == ""
+
+
+def test_ranks_that_one_node_cannot_start_may_start_on_the_others():
+    unfit = replace(failure("start"), node="node1")
+    assert retry(unfit, nodes=1, low=1) == ""
+    assert retry(unfit, nodes=1, low=2).startswith("a restart would not help")
+    assert retry(replace(unfit, node=""), nodes=1, low=1).startswith("a restart would not help")
 
 
 def test_too_few_nodes_are_left():

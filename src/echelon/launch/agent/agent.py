@@ -227,7 +227,8 @@ class Agent:
         try:
             if not self._fault:
                 command = self._request.node_check
-                self._fault = await self._check.run(gpus=self._gpus, command=command)
+                fault = await self._check.run(gpus=self._gpus, command=command)
+                self._fault = self._fault or fault  # the zygote may have failed meanwhile
             await self._reach_controller()
             if not self._fault and self._lacks_stage():
                 self._spawn(self._start_staged())
@@ -263,8 +264,7 @@ class Agent:
         try:
             await self._zygote.start(self._ranks)
         except EchelonError as error:
-            hint = f" (hint: {error.hint})" if error.hint else ""
-            return Fault(reason=f"{error.message}{hint}")
+            return _as_fault(error)
         if container := self._zygote.container:
             cache = cache_folder(self._request.image_cache, self._environ)
             await asyncio.to_thread(remember_variant, container, cache)
@@ -278,9 +278,12 @@ class Agent:
 
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            internal = "" if isinstance(error, EchelonError) else "internal error: "
-            self._files.say(f"{internal}{type(error).__name__}: {error}")
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, EchelonError):
+            self._fault = _as_fault(error)
+            self._introduce()  # the controller excludes this node
+        elif error:
+            self._files.say(f"internal error: {type(error).__name__}: {error}")
             self._done.set()
 
     # --- the controller -------------------------------------------------------------------------
@@ -412,6 +415,10 @@ class Agent:
         await_trackers()
         self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _as_fault(error: EchelonError) -> Fault:
+    return Fault(reason=f"{error.message}{f' (hint: {error.hint})' if error.hint else ''}")
 
 
 def _limit_files(most: str) -> None:

@@ -26,6 +26,7 @@ from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.protocol.collective_trace import encode_traces
 from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
 from echelon.launch.protocol.messages import (
+    UNSTARTED,
     Commit,
     End,
     Ended,
@@ -110,22 +111,25 @@ class LocalWorkers:
         """By generation: number of ranks that have exited and are not reported yet."""
         self._sockets = RendezvousSockets()
         self._serves_store = False
-        self._waiting_opens: list[Open] | None = []
-        """Orders that wait until the zygote is ready; None once it is."""
+        self._waiting: list[Open | Start] | None = []
+        """Orders that wait until a zygote is ready; None once it is."""
         self._oom = OomWatch()
 
     # --- the controller's orders ----------------------------------------------------------------
 
     def open(self, order: Open) -> None:
         """Bind sockets for the rendezvous, and report their ports."""
-        if self._waiting_opens is not None:
-            self._waiting_opens.append(order)
+        if self._waiting is not None:
+            self._waiting.append(order)
             return
         ports = self._sockets.open(order.addresses)
         self._say(Opened(generation=order.generation, ports=ports, served=self._serves_store))
 
     def start(self, order: Start) -> None:
         """Start a generation's ranks on this node, as soon as storage responds."""
+        if self._waiting is not None:
+            self._waiting.append(order)
+            return
         self._starting[order.generation] = self._spawn(self._start(order))
 
     async def _start(self, order: Start) -> None:
@@ -196,6 +200,8 @@ class LocalWorkers:
         """End a generation's ranks; `Ended` follows when the last exit is reported."""
         if start := self._starting.pop(order.generation, None):
             start.cancel()
+        if self._waiting:
+            self._waiting = [one for one in self._waiting if one.generation != order.generation]
         if self._is_over(order.generation):
             self._finish(order.generation)
             return
@@ -223,7 +229,7 @@ class LocalWorkers:
                 beacon.committed = order.place
             elif order.place:
                 beacon.proposed = order.place
-        if order.generation in self._starting:
+        if order.generation in {*self._starting, *self._unstarted()}:
             # No rank runs yet, so none will reach any place: there is nothing to agree on.
             nowhere = Place(
                 generation=order.generation, proposed=order.place, furthest=-1, waiting=False
@@ -283,21 +289,38 @@ class LocalWorkers:
         self._oom.look(time.monotonic())
         for r in self._ranks.values():
             r.motion.look(time.monotonic())
+        generation = self._generation()
+        zygote = sample_process(self._zygote.pid)
         return Pulse(
-            generation=self._generation(),
+            generation=generation,
             ranks=[
-                [r.rank, r.beacon.step, *sample_process(r.pid)]
-                for r in self._ranks.values()
-                if r.pid
+                *([rank, UNSTARTED, *zygote] for rank in self._unstarted().get(generation, ())),
+                *(
+                    [r.rank, r.beacon.step, *sample_process(r.pid)]
+                    if r.pid
+                    else [r.rank, UNSTARTED, *zygote]
+                    for r in self._ranks.values()
+                ),
             ],
             pace=read_pace([r.beacon for r in self._ranks.values()]),
         )
 
     def _generation(self) -> int:
-        return max(*self._starting, *(r.generation for r in self._ranks.values()), 0, 0)
+        known = (*self._starting, *self._unstarted())
+        return max(*known, *(r.generation for r in self._ranks.values()), 0, 0)
+
+    def _unstarted(self) -> dict[int, range]:
+        """Return by generation which ranks wait for a zygote. The first node has rank 0."""
+        return {
+            one.generation: range(one.first_rank, one.first_rank + one.count)
+            if isinstance(one, Start)
+            else range(1)
+            for one in self._waiting or ()
+        }
 
     def close(self) -> None:
         """Kill the remaining ranks."""
+        self._sockets.close()
         end_groups([rank.pid for rank in self._ranks.values() if rank.pid])
         for rank in self._ranks.values():
             self._files.finish(rank.files.log)
@@ -311,9 +334,12 @@ class LocalWorkers:
         if ready.unstaged:
             self._say(Note(text=f"warning: ranks do not use the stage: {ready.unstaged}"))
         self._say(Imported(seconds=round(ready.import_s, 2), waited_s=round(ready.waited_s, 2)))
-        waiting, self._waiting_opens = self._waiting_opens or [], None
+        waiting, self._waiting = self._waiting or [], None
         for order in waiting:
-            self.open(order)
+            if isinstance(order, Open):
+                self.open(order)
+            else:
+                self.start(order)
 
     def rank_started(self, started: RankForked) -> None:
         rank = self._ranks[started.rank]
@@ -377,8 +403,13 @@ class LocalWorkers:
         self._say(Ended(generation=generation))
 
     def zygote_lost(self, status: int) -> None:
-        """Clean up after ranks, which die with their zygote, and start the next zygote at once."""
-        self._waiting_opens = []
+        """Clean up after ranks, which die with their zygote, and start the next zygote at once.
+
+        Orders that no zygote has received yet are for the next one.
+        """
+        if self._waiting is not None:
+            self._say(Note(text="the zygote, which starts ranks, died before it was ready"))
+        self._waiting = self._waiting or []
         self._spawn(self._zygote.start(self))
         if self._ranks or self._starting:
             self._say(

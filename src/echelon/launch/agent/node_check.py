@@ -111,17 +111,20 @@ class NodeCheck:
             del self._running[pid]
             signal_group(pid)
             self._guard.forget(pid)
-        if code == 0:
-            return ""
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        said = [line.strip() for line in tail(log).splitlines() if line.strip()]
-        return f"{how}: {said[-1][:200]}" if said else f"{how}, without output"
+        return describe_exit(code, log) if code else ""
 
     def collected(self, pid: int, status: int) -> None:
         """Record the exit of a child process, if it is one of ours."""
         ended = self._running.get(pid)
         if ended and not ended.done():
             ended.set_result(os.waitstatus_to_exitcode(status))
+
+
+def describe_exit(code: int, log: Path) -> str:
+    """Return how a program ended, with the last line of its log; < 0 is a signal."""
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    said = [line.strip() for line in tail(log).splitlines() if line.strip()]
+    return f"{how}: {said[-1][:200]}" if said else f"{how}, without output"
 
 
 # --- the controller's conclusions: pure -------------------------------------------------------

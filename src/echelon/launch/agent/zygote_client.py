@@ -16,6 +16,7 @@ from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
+from echelon.launch.agent.node_check import describe_exit
 from echelon.launch.container.commands import (
     Container,
     explain_failure,
@@ -42,7 +43,8 @@ from echelon.launch.protocol.program_text import may_import_torch
 from echelon.launch.roles import role_command
 
 _MOST_FAILED_STARTS = 2
-"""How many zygotes in a row may die before they are ready; the next one preloads nothing."""
+"""How many zygotes in a row may die before they are ready; the next one preloads nothing, and is
+the last."""
 _REMOVE_S = 3.0
 """How long a runtime may take to remove its container after the zygote was killed."""
 _SIGNALLED = 128
@@ -113,6 +115,11 @@ class ZygoteClient:
         self._failed_starts = 0
 
     @property
+    def pid(self) -> int:
+        """The zygote's pid; 0 before it was started."""
+        return self._inner or self._pid
+
+    @property
     def container(self) -> Container | None:
         """The container that it was started in; None without an image."""
         return self._container
@@ -122,8 +129,16 @@ class ZygoteClient:
 
         Raises:
             OSError: its log cannot be written.
-            EchelonError: it cannot be started inside the image.
+            EchelonError: it cannot be started inside the image, or dies every time.
         """
+        if self._failed_starts > _MOST_FAILED_STARTS:
+            code = os.waitstatus_to_exitcode(self._status or 0)
+            how = await self._files.ask(lambda: describe_exit(code, self._log))
+            raise UnavailableError(
+                f"the zygote, which starts ranks, died {self._failed_starts} times in a row before "
+                f"it was ready; the last one {how}",
+                hint=f"see {self._log}",
+            )
         if self._open_image is None:
             await self._start(listener)
             return

@@ -259,7 +259,8 @@ class Controller:
             verdict = judge(generation.failures)
             verdict = replace(verdict, failure=replace(verdict.failure, saved=self._newest_saved()))
             await self._blame(verdict.failure)
-            why_not = self._decide_retry(verdict.failure, nodes=self._backend.starter.nodes)
+            left = self._backend.starter.nodes - len(self._pool.unfit)
+            why_not = self._decide_retry(verdict.failure, nodes=left)
             if not why_not:  # else there is no need to wait for nodes
                 await self._membership.await_missing()
                 why_not = self._decide_retry(verdict.failure, nodes=len(self._pool.agents))
@@ -308,7 +309,7 @@ class Controller:
         agents = [self._pool.agents[node] for node in sorted(self._pool.agents)]
         generation = self._make_generation(number, agents)
         try:
-            endpoint = await self._rendezvous.find(agents, number)
+            endpoint = await generation.find_endpoint(self._rendezvous)
         except RendezvousError as error:
             generation.failures.append(error.failure)
         except StopError as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.messages import RankExited, ZygoteLost
 from echelon.run.verdict import CAUSES, VICTIMS, Failure
@@ -61,10 +62,19 @@ def from_lost_zygote(lost: ZygoteLost, *, node: str) -> Failure:
     )
 
 
-def from_lost_agent(reason: str, *, node: str, generation: int = 0) -> Failure:
-    """Return the failure of a node whose agent was lost."""
-    message = f"its agent was lost: {reason}"
-    return Failure(cause="lost node", message=message, node=node, generation=generation)
+def from_lost_agent(lost: Lost, *, node: str, generation: int = 0) -> Failure:
+    """Return the failure of a node whose agent was lost, or which was excluded."""
+    failure = Failure(
+        cause="lost node",
+        message=f"its agent was lost: {lost.reason}",
+        node=node,
+        generation=generation,
+    )
+    return (
+        replace(failure, cause="start", message=lost.reason, exit_code=69)
+        if lost.excluded
+        else failure
+    )
 
 
 def from_hang(hang: Hang, *, node: str, stacks: Mapping[str, str]) -> Failure:
@@ -298,7 +308,8 @@ def decide_retry(
         low: how many the run needs.
         stop_on_hang: whether a hang ends the run.
     """
-    if failure.cause in NEVER_RETRIED:
+    excluded = failure.cause == "start" and failure.node and nodes >= low
+    if failure.cause in NEVER_RETRIED and not excluded:
         return f"a restart would not help: {CAUSES[failure.cause]}"
     if failure.cause == "hang" and stop_on_hang:
         return "hangs end the run (--on-hang stop)"

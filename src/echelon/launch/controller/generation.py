@@ -6,7 +6,7 @@ the ranks that are left are ended here.
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from echelon.launch.controller.failures import (
 )
 from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.placement import place_ranks
-from echelon.launch.controller.rendezvous import Endpoint
+from echelon.launch.controller.rendezvous import Endpoint, Rendezvous
 from echelon.launch.controller.stopping import (
     WITHDRAWN,
     Reason,
@@ -127,6 +127,15 @@ class Generation:
         self._last_step = -1
         """Newest step of the ranks that have exited."""
 
+    async def find_endpoint(self, rendezvous: Rendezvous) -> Endpoint:
+        """Return where the ranks will meet, as soon as the first zygote is ready.
+
+        Raises:
+            RendezvousError, StopError: see `Rendezvous.find`.
+        """
+        self._watch.begin(self.number)
+        return await rendezvous.find(self.agents, self.number, self._report_hang)
+
     async def run(self, endpoint: Endpoint, ranks_of: Callable[[AgentHandle], int]) -> None:
         """Start the ranks, and return when all of them have exited."""
         self._start(endpoint, [ranks_of(agent) for agent in self.agents])
@@ -218,7 +227,7 @@ class Generation:
             case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
             case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
-                self._lose(agent, lost.reason)
+                self._lose(agent, lost)
             case (AgentHandle(), Hello() | Lost()):
                 self._recover()
                 self._see_newcomers()
@@ -246,13 +255,13 @@ class Generation:
             log = self._log(gone.rank)
             self.failures.append(from_exit(gone, node=agent.name, log=log))
 
-    def _lose(self, agent: AgentHandle, reason: str) -> None:
-        lost = [rank for rank, owner in self._ranks.items() if owner is agent]
-        for rank in lost:
+    def _lose(self, agent: AgentHandle, lost: Lost) -> None:
+        ranks = [rank for rank, owner in self._ranks.items() if owner is agent]
+        for rank in ranks:
             del self._ranks[rank]
             self._spending.lose(rank, time.monotonic())
-        if lost:
-            failure = from_lost_agent(reason, node=agent.name, generation=self.number)
+        if ranks:
+            failure = from_lost_agent(lost, node=agent.name, generation=self.number)
             self.failures.append(failure)
 
     def _log(self, rank: int) -> Path:
@@ -466,15 +475,20 @@ class Generation:
             return
         if cause and (place := place_of(stacks.get(str(hang.rank), ""))).startswith("in "):
             hang = replace(hang, message=f"{hang.message}; it is {place}")
-        owner = self._ranks.get(hang.rank)
+        if failure := self._report_hang(hang, stacks):
+            self.failures.append(failure)
+            self.stacks = stacks
+
+    def _report_hang(self, hang: Hang, stacks: Mapping[str, str] = {}) -> Failure | None:
+        """Report a hang; return the failure if it is to end the ranks."""
+        # Before the ranks have an endpoint, the first node's zygote is the one that is awaited.
+        owner = self._ranks.get(hang.rank) if self._ranks else self.agents[0]
         failure = from_hang(hang, node=owner.name if owner else "", stacks=stacks)
         verdict = replace(judge([failure]), stacks=stacks)
         self._journal.note(events.HangDetected.of(verdict))
         self._journal.leave_verdict(verdict)
         self._journal.report(f"{self._journal.run.run_id} hangs\n{render(verdict)}")
-        if self._request.on_hang != "report":
-            self.failures.append(failure)
-            self.stacks = stacks
+        return failure if self._request.on_hang != "report" else None
 
     async def _ask(self, order: ReadTraces | Dump, kind: type[M]) -> list[M]:
         """Return the agents' answers; handle what else happens meanwhile."""

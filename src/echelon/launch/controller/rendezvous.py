@@ -5,7 +5,8 @@ process can take the port in between. The address is one of that node's own whic
 have reached: a name may resolve elsewhere, and there may be several interfaces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from echelon.core import addresses
@@ -13,6 +14,7 @@ from echelon.core.frozen import frozen
 from echelon.launch.controller.failures import from_lost_agent
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Lost
+from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.messages import Message, Open, Opened, Probe, Reached
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.verdict import Failure
@@ -44,21 +46,34 @@ async def collect(
     generation: int,
     *,
     needed: Sequence[AgentHandle],
+    hung: Callable[[Hang], Failure | None],
 ) -> dict[int, M]:
     """Return one answer of a kind from each agent that was asked, by node.
 
+    Args:
+        pool: the agents.
+        asked: those that were asked.
+        kind: the answer's.
+        generation: its generation.
+        needed: agents that must not be lost, asked or not.
+        hung: reports a hang; returns the failure if it is to end the generation.
+
     Raises:
-        RendezvousError: an agent that is needed was lost, asked or not.
+        RendezvousError: an agent that is needed was lost, or the generation is to end.
         StopError: a stop was requested.
     """
     answers: dict[int, Any] = {}
+    failure: Failure | None = None
     left = {agent.node for agent in asked}
     while left:
         entry = await pool.next()
         assert entry is not None, "there is no deadline"
         match entry:
             case (AgentHandle() as agent, Lost() as lost) if agent in needed:
-                raise RendezvousError(from_lost_agent(lost.reason, node=agent.name))
+                raise RendezvousError(failure or from_lost_agent(lost, node=agent.name))
+            case (_, Hang() as hang) if hang.generation == generation:
+                if failure := hung(hang):
+                    asked[0].link.drop(hang.message)  # its successor starts another zygote
             case (_, Stop() as stop):
                 raise StopError(stop)
             case (AgentHandle() as agent, what) if isinstance(what, kind):
@@ -75,11 +90,17 @@ class Rendezvous:
         self._pool = pool
         self._known: dict[tuple[int, ...], str] = {}
 
-    async def find(self, agents: Sequence[AgentHandle], generation: int) -> Endpoint:
-        """Return the endpoint for the ranks of these agents.
+    async def find(
+        self,
+        agents: Sequence[AgentHandle],
+        generation: int,
+        hung: Callable[[Hang], Failure | None],
+    ) -> Endpoint:
+        """Return the endpoint for the ranks of these agents; see `collect`.
 
         Raises:
-            RendezvousError: not all nodes reach any address, or an agent was lost meanwhile.
+            RendezvousError: not all nodes reach any address, an agent was lost meanwhile, or its
+                zygote hangs.
             StopError: a stop was requested.
         """
         first, others = agents[0], agents[1:]
@@ -87,12 +108,13 @@ class Rendezvous:
         known = self._known.get(nodes)
         choices = [known] if known else choose_addresses(first, others)
         first.link.say(Open(generation=generation, addresses=choices))
-        opened = (await collect(self._pool, [first], Opened, generation, needed=agents))[first.node]
+        ask = partial(collect, self._pool, generation=generation, needed=agents, hung=hung)
+        opened = (await ask([first], Opened))[first.node]
         ports = opened.ports
         if not known and len(ports) > 1:
             for agent in others:
                 agent.link.say(Probe(generation=generation, ports=ports))
-            answers = await collect(self._pool, others, Reached, generation, needed=agents)
+            answers = await ask(others, Reached)
             ports = {
                 address: port
                 for address, port in ports.items()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from echelon.core.units import counted
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Lost
-from echelon.launch.protocol.messages import Hello, Stage, Staged
+from echelon.launch.protocol.messages import Stage, Staged
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesStaged
 from echelon.run.journal import Journal
@@ -103,8 +103,6 @@ class _Round:
                     self._take(agent, staged)
                 case (AgentHandle() as agent, Lost() as lost):
                     self._drop(agent, lost.reason)
-                case (AgentHandle() as agent, Hello(fault=fault)) if fault:
-                    self._drop(agent, fault)
                 case (_, Stop() as stop):
                     raise StopError(stop)
         self._tell(time.monotonic() - began_s)

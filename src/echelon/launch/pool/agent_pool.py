@@ -139,10 +139,11 @@ class AgentPool:
             return None
         match what:
             case Hello() if agent and what.fault:
-                if self.has(agent):  # it was accepted before it could enter its image
-                    del self.agents[agent.node]
                 self.reject(what)
                 agent.link.say(Leave())
+                if self.has(agent):  # it was accepted before it could start a zygote
+                    del self.agents[agent.node]
+                    return agent, Lost(what.fault, excluded=True)
             case Hello() if agent and what.node in self.agents:
                 agent.link.say(Leave())  # another agent of the node was first
             case Hello() if agent:

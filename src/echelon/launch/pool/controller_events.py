@@ -49,9 +49,10 @@ class AgentHandle:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection to an agent was lost."""
+    """The connection to an agent was lost, or its node was excluded."""
 
     reason: str
+    excluded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

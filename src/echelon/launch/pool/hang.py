@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from echelon.core.frozen import frozen
 from echelon.launch.pool.collective_cause import Cause, idle_s, is_waiting
 from echelon.launch.protocol.collective_trace import Trace
+from echelon.launch.protocol.messages import UNSTARTED
 
 _ASLEEP_S = 0.005
 """CPU time that a main thread may use while it only waits."""
@@ -139,14 +140,14 @@ class HangWatch:
         if generation != self._generation:
             return
         seen = self._ranks.get(rank)
-        if seen is None:
+        if seen is None or (seen.step == UNSTARTED) != (step == UNSTARTED):
             self._ranks[rank] = _Seen(step, now_s, cpu_s, now_s, state, now_s, now_s)
             self._active_s = now_s
             return
         seen.felt_s = now_s
         if step != seen.step:
             seen.step, seen.step_since_s = step, now_s
-        if cpu_s - seen.cpu_s > _ASLEEP_S:
+        if abs(cpu_s - seen.cpu_s) > _ASLEEP_S:  # less than before: of another zygote
             seen.cpu_s, seen.awake_s = cpu_s, now_s
         if any((state in kind) != (seen.state in kind) for kind in (_STOPPED, _HELD)):
             seen.state_since_s = now_s
@@ -164,6 +165,8 @@ class HangWatch:
         return hang
 
     def _find(self, now_s: float) -> Hang | None:
+        if unstarted := [rank for rank, seen in self._ranks.items() if seen.step == UNSTARTED]:
+            return self._blame_zygote(unstarted)  # the other ranks may be waiting for these
         stopped = [rank for rank, seen in self._ranks.items() if seen.state in _STOPPED]
         for rank in stopped:
             if self._is_long(self._ranks[rank], self._ranks[rank].state_since_s):
@@ -190,6 +193,20 @@ class HangWatch:
             more = "is another rank" if others == 1 else f"are {others} others"
             message = f"{message}, and so {more}"
         return replace(hang, rank=held[0], message=message, step=seen.step, sure=True, final=True)
+
+    def _blame_zygote(self, unstarted: list[int]) -> Hang | None:
+        """Return the hang of a rank whose zygote makes no progress, if there is one."""
+        for rank in unstarted:
+            seen = self._ranks[rank]
+            if self._is_long(seen, seen.awake_s):
+                how = {"T": "suspended (SIGSTOP)", "t": "suspended", "D": "blocked on storage"}
+                message = (
+                    f"not started: its zygote, which imports modules and starts ranks, is "
+                    f"{how.get(seen.state, 'waiting')} and has made no progress for "
+                    f"{self._timeout_s:g} s"
+                )
+                return Hang(rank=rank, message=message, sure=True, final=True)
+        return None
 
     def _blame_stopped(self, rank: int, now_s: float) -> Hang:
         seen = self._ranks[rank]

@@ -151,13 +151,18 @@ class Pace(NamedTuple):
     """and of the one that is furthest ahead."""
 
 
+UNSTARTED = -2
+"""In a pulse, instead of a step: the rank waits for its zygote."""
+
+
 @frozen
 class Pulse(Message):
     """Heartbeat; an agent's also describes its ranks."""
 
     generation: int = 0
     ranks: list[list[Any]] = field(default_factory=list)
-    """Rank, step, state (R, S, T, D …), CPU seconds of its main thread."""
+    """Rank, step, state (R, S, T, D …), CPU seconds of its main thread. With the step `UNSTARTED`,
+    state and seconds are those of the zygote that has to start the rank."""
     pace: Pace | None = None
     """None without ranks. On the wire it is a list."""
 

@@ -49,7 +49,7 @@ class FakeMembership:
 
 
 class FakeRendezvous:
-    async def find(self, _agents, _number):
+    async def find(self, _agents, _number, _hung):
         return None
 
 
@@ -59,6 +59,9 @@ class FakeGeneration:
     def __init__(self, *, stop=None, made_room=False, failures=()):
         self.stop, self.made_room, self.failures = stop, made_room, list(failures)
         self.stacks = {}
+
+    async def find_endpoint(self, rendezvous):
+        return await rendezvous.find([], 0, None)
 
     async def run(self, _endpoint, _ranks_of):
         pass

@@ -6,7 +6,7 @@ import pytest
 
 from echelon.launch.controller.staging import CHILDREN, Staging, list_above, plan_tree
 from echelon.launch.pool.controller_events import Lost
-from echelon.launch.protocol.messages import Hello, Staged
+from echelon.launch.protocol.messages import Staged
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesStaged
 from unit.launch.fakes import FakeJournal, FakePool
@@ -153,7 +153,7 @@ def test_an_agent_that_came_back_is_asked_again():
 def test_a_node_that_cannot_enter_its_image_is_not_waited_for():
     def fails(pool):
         agent = pool.agents.pop(1)
-        return agent, Hello(node=1, name="node1", host="h", addresses=[], fault="no torch")
+        return agent, Lost("no torch", excluded=True)
 
     journal, lost, _ = settle(make_pool("part", "part", script=[fails, staged(0)]))
     assert lost

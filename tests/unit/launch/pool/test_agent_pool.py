@@ -1,14 +1,16 @@
 """What a controller keeps of its agents' pulses."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.messages import Note, Pace, Pulse
+from echelon.launch.protocol.messages import Leave, Note, Pace, Pulse
 from echelon.launch.protocol.stop import Stop
 from echelon.run.events import AgentNote, Heartbeat
 from unit.launch.fakes import make_agent
@@ -46,6 +48,18 @@ def test_an_agent_has_the_pace_of_its_last_pulse(pool):
             pool.hear(agent, Pulse(pace=Pace(save_us, 1, 2, 3)))
         pool.hear(agent, Pulse())  # its ranks are gone
         assert agent.pace == Pace(7, 1, 2, 3)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_turns_out_to_be_unfit_is_lost_to_those_who_wait_for_it(pool):
+    async def scenario():
+        agent = await join(pool)
+        pool.hear(agent, replace(agent.hello, fault="its zygotes die"))
+        assert await pool.next() == (agent, Lost("its zygotes die", excluded=True))
+        assert not pool.agents
+        assert pool.unfit[0].fault == "its zygotes die"
+        assert agent.link.said == [Leave()]
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from echelon.launch.pool.hang import (
     place_of,
     script_frames,
 )
+from echelon.launch.protocol.messages import UNSTARTED
 
 STACKS = Path(__file__).parents[3] / "golden" / "stacks"
 TIMEOUT_S = 10
@@ -96,6 +97,39 @@ def test_a_rank_that_computes_while_all_others_wait():
         "it computes or loops while 3 other ranks wait for it: no progress for 10 s"
     )
     assert when_s == TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("T", "suspended (SIGSTOP)"), ("D", "blocked on storage"), ("S", "waiting")]
+)
+def test_a_zygote_that_makes_no_progress_does_not_start_its_rank(kind, how):
+    hang, when_s = Bench().run(
+        60,
+        step=lambda rank, _s: UNSTARTED if rank == 2 else -1,
+        state=lambda rank, _s: kind if rank == 2 else "S",
+        cpu=asleep,
+    )
+    assert (hang.rank, when_s) == (2, TIMEOUT_S)
+    assert (
+        f"not started: its zygote, which imports modules and starts ranks, is {how}" in hang.message
+    )
+
+
+def test_a_slow_import_is_none():
+    """The other ranks wait for the one that its zygote cannot start yet."""
+    hang, _ = Bench().run(
+        200,
+        step=lambda rank, _s: UNSTARTED if rank == 2 else -1,
+        cpu=lambda rank, now_s: now_s / 10 if rank == 2 else 1.0,
+    )
+    assert hang is None
+
+
+def test_a_rank_that_its_zygote_has_just_started_has_not_waited_yet():
+    """It has used less CPU time than its zygote."""
+    bench = Bench(ranks=1)
+    assert bench.run(8, step=lambda *_: UNSTARTED, cpu=lambda *_: 5.0)[0] is None
+    assert bench.run(8, cpu=lambda *_: 1.0)[0] is None
 
 
 def test_all_ranks_wait():
