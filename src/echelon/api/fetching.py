@@ -20,7 +20,8 @@ from echelon.core.atomic_file import make_private
 from echelon.core.frozen import frozen
 from echelon.core.records import to_count
 from echelon.core.stream import CHUNK_BYTES, Stream
-from echelon.core.tree import BlockedError, Tree, check_paths, is_inner, naming_folder
+from echelon.core.tree import BlockedError, Tree, check_paths, folders, is_inner, naming_folder
+from echelon.core.units import counted
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
 DEFAULT_WANTED = (
@@ -28,6 +29,20 @@ DEFAULT_WANTED = (
     *("tracker", "mlflow", "attempts", "events", "logs", "telemetry", "tensorboard", "wandb"),
 )
 """What is fetched without patterns: not checkpoints, code and launcher."""
+MOST_ENTRIES = 100_000
+"""How many files and folders are fetched at once: a host could create any number of them here."""
+_ACTED_ON = re.compile(
+    r"(?:^|/)(?:\.(?!(?:metadata|zarray|zattrs|zgroup|zmetadata)\Z)|head\Z|git~[0-9]"
+    r"|(?:pip\.(?:conf|ini)|pyvenv\.cfg)\Z|(?:site|user)customize(?:[./]|\Z))"
+    r"|[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]",
+    re.IGNORECASE,
+)
+"""In paths with names on which git, shells, direnv, editors, pip or Python act by themselves.
+
+Nearly all are hidden; hidden files of data (a checkpoint's `.metadata`, Zarr's) are not meant. A
+folder with a file `HEAD` can be a repository. On some file systems, `git~1` is another name of
+`.git`, and the last characters are no part of a name.
+"""
 _MOST_TIME_NS = 1 << 63
 _PIECE_BYTES = 1 << 16
 _PART = re.compile(r"\.echelon-([0-9a-f]{16})-[0-9]+-[0-9]+\.part")
@@ -58,7 +73,7 @@ class Fetched:
     unchanged: int
     """How many files were already here."""
     warnings: tuple[str, ...]
-    """For the user: files that were skipped because they became shorter meanwhile."""
+    """For the user: files that were left out."""
 
 
 def send_files(run_path: Path, wanted: Sequence[str], stream: Stream) -> None:
@@ -190,6 +205,8 @@ def receive_files(
     wanted: Sequence[str],
     stream: Stream,
     progress: Progress = lambda _received, _all: None,
+    *,
+    every_name: bool = False,
 ) -> Fetched:
     """Receive files of a run from `send_files`.
 
@@ -198,6 +215,7 @@ def receive_files(
         wanted: the same patterns as for `send_files`: files that match none are refused.
         stream: leads to the host.
         progress: is called as bytes arrive.
+        every_name: receive files too whose names programs act on, for a folder that is removed.
 
     Raises:
         ConflictError: another process fetches into the same folder.
@@ -207,6 +225,9 @@ def receive_files(
     """
     patterns = list(parse_wanted(wanted).values())
     files = _parse_listing(stream.receive(), patterns, stream)
+    refused = [] if every_name else [path for path in files if _ACTED_ON.search(path)]
+    for path in refused:
+        del files[path]
     with naming_folder(folder), _hold(folder) as tree:
         stale = _find_stale(tree, files)
         needs = {
@@ -224,7 +245,7 @@ def receive_files(
         files=receiver.count,
         size=receiver.size,
         unchanged=len(files) - len(needs),
-        warnings=tuple(receiver.warnings),
+        warnings=(*_warn_refused(refused), *receiver.warnings),
     )
 
 
@@ -234,6 +255,7 @@ def _parse_listing(
     listed = record.get("files")
     if not isinstance(listed, dict):
         raise stream.refuse("no list of files")
+    _check_number(listed)
     check_paths(listed)
     files = {}
     for path, about in listed.items():
@@ -245,6 +267,25 @@ def _parse_listing(
         size, mtime_ns, executable = about if isinstance(about, list) and len(about) == 3 else "???"
         files[path] = _parse_file(size, mtime_ns, executable is True, stream)
     return files
+
+
+def _check_number(paths: Iterable[str]) -> None:
+    entries: set[str] = set()
+    for path in paths:
+        entries.update((path, *folders(path)))
+        if len(entries) > MOST_ENTRIES:
+            raise UsageError(
+                f"more than {MOST_ENTRIES:,} files and folders match",
+                hint="name fewer, such as one attempt's logs: echelon fetch RUN 'logs/1.*'",
+            )
+
+
+def _warn_refused(paths: Sequence[str]) -> list[str]:
+    if not paths:
+        return []
+    some = f"{', '.join(paths[:3])}{' …' if paths[3:] else ''}"
+    number = counted(len(paths), "file")
+    return [f"{number} left out, because programs such as git act on their names: {some}"]
 
 
 def _parse_file(size: Any, mtime_ns: Any, executable: bool, stream: Stream) -> RunFile:

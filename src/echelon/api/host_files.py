@@ -22,6 +22,8 @@ def bring_files(
     patterns: Sequence[str],
     place: Callable[[str], Path],
     progress: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
+    every_name: bool = False,
 ) -> tuple[Path, "Fetched"]:
     """Bring files of a run here, however often the connection breaks.
 
@@ -31,6 +33,7 @@ def bring_files(
         patterns: its files; see `send_files`.
         place: returns the folder for a run's id.
         progress: is told the bytes that arrived, and all of them.
+        every_name: see `receive_files`.
 
     Returns:
         the folder, and what was brought.
@@ -45,7 +48,8 @@ def bring_files(
         with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
             stream.send({"run": name, "patterns": list(patterns)})
             folder = claim_folder(place, name, str(stream.receive().get("run", "")))
-            found.append((folder, receive_files(folder, patterns, stream, progress)))
+            got = receive_files(folder, patterns, stream, progress, every_name=every_name)
+            found.append((folder, got))
         return 0
 
     keep_trying(step)
@@ -60,7 +64,8 @@ def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
         ConflictError: there are other files in the folder.
     """
     asked = name == "last" or name.isdecimal() or run_id.startswith(name)
-    if not asked or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+    # Of the form that `name_run` gives, so that no new folder can be a package, such as `torch`.
+    if not asked or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*-[a-z2-9]{4}(-[0-9]+)?", run_id):
         raise NotPermittedError(
             f"the host answered with the run '{run_id[:80]}' instead of '{name}'",
             hint="use the same version of Echelon on both ends",
@@ -84,5 +89,5 @@ def fetched(site: "Site", name: str, patterns: Sequence[str]) -> Iterator[Path]:
     import tempfile  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="echelon-") as folder:
-        bring_files(site, name, patterns, lambda run_id: Path(folder, run_id))
+        bring_files(site, name, patterns, lambda run_id: Path(folder, run_id), every_name=True)
         yield Path(folder)

@@ -16,6 +16,7 @@ from typing import Any
 from echelon.core.ownership import current_user, find_intruder
 from echelon.core.records import read_bytes
 from echelon.errors import NotPermittedError, UsageError
+from echelon.run.directory import FETCHED
 from echelon.spec.merging import Layer
 
 PROJECT = "echelon.toml"
@@ -115,10 +116,17 @@ def _ends_search(place: Path, home: str) -> bool:
 
 def _find_objection(path: Path) -> str:
     """Return why an existing file is not trusted; empty if it is, or has nothing for us."""
-    if not os.path.lexists(path) or not (why := find_intruder(path)):
+    if not os.path.lexists(path) or not (why := _find_stranger(path)):
         return ""
     # Most files named pyproject.toml have no table for us, so there is nothing to warn about.
     return why if path.name != PYPROJECT or _has_header(path) else ""
+
+
+def _find_stranger(path: Path) -> str:
+    """Return who else could have written a file; empty if nobody."""
+    if any((folder / FETCHED).exists() for folder in path.parents):
+        return "it was fetched from another host"
+    return find_intruder(path)
 
 
 def _has_header(path: Path) -> bool:
@@ -155,7 +163,7 @@ def _quote(path: Path) -> str:
 
 def _read_trusted(path: Path) -> Mapping[str, Any] | None:
     """Return a file's values; None if it has none for us, or is not trusted."""
-    return _read_values(path) if path.is_file() and not find_intruder(path) else None
+    return _read_values(path) if path.is_file() and not _find_stranger(path) else None
 
 
 def _read_named(path: Path) -> Layer:

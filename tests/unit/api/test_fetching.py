@@ -269,6 +269,74 @@ def test_paths_that_were_not_asked_for_are_refused(here, path):
     assert not here.exists()
 
 
+ACTED_ON = [
+    *(
+        "logs/.git/config",
+        "logs/.GIT/x",
+        "logs/.git",
+        "logs/a/.envrc",
+        "logs/.bashrc",
+        "logs/.zshrc",
+    ),
+    *(
+        "logs/.gitattributes",
+        "logs/.gitmodules",
+        "logs/.gitignore",
+        "logs/.ssh/config",
+        "logs/HEAD",
+    ),
+    *("logs/repo/head", "logs/git~1/x", "logs/\u200c.git/x", "logs/.g\u200cit/x", "logs/pip.conf"),
+    *("logs/sitecustomize.py", "logs/usercustomize/__init__.py", "logs/venv/pyvenv.cfg"),
+    *("logs/.metadata/x", "logs/.metadata\n", "logs/.echelon-run", "logs/.vscode/tasks.json"),
+]
+DATA = [
+    "logs/x/.metadata",
+    "logs/x/.zarray",
+    "logs/header",
+    "logs/HEAD.json",
+    "logs/x.git/y",
+    "logs/a.b",
+]
+
+
+@pytest.mark.parametrize("path", ACTED_ON)
+def test_a_name_on_which_programs_act_is_left_out(run, here, path):
+    write(run, {path: "x", "logs/kept": "x"})
+    (warning,) = fetch(run, here, "logs").check().laptop.warnings
+    assert warning.startswith("1 file left out, because programs such as git act on their names: ")
+    assert (here / "logs/kept").exists()
+    assert not os.path.lexists(here / path)
+
+
+def test_hidden_files_of_data_are_fetched(run, here):
+    write(run, dict.fromkeys(DATA, "x"))
+    assert fetch(run, here, "logs").check().laptop.warnings == ()
+    assert set(DATA) <= set(content(here))
+
+
+def test_any_name_may_be_fetched_into_a_folder_that_is_removed(run, here):
+    write(run, {"code/.gitignore": "x"})
+    exchange(
+        lambda stream: receive_files(here, ["code"], stream, every_name=True),
+        lambda stream: send_files(run, ["code"], stream),
+    ).check()
+    assert (here / "code/.gitignore").exists()
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [f"logs/{number}" for number in range(300_000)],
+        [f"logs/{number}/" + "/".join("a" * 100) for number in range(2000)],
+    ],
+)
+def test_more_files_or_folders_than_any_run_has_are_refused(here, paths):
+    done = exchange(lambda stream: receive_files(here, [], stream), talk(listing(*paths)))
+    assert isinstance(done.laptop, UsageError)
+    assert "more than 100,000 files and folders" in done.laptop.message
+    assert not here.exists()
+
+
 @pytest.mark.parametrize(
     "message",
     [

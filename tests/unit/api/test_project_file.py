@@ -107,6 +107,15 @@ def test_a_strangers_file_in_the_working_folder_is_an_error(below):
     assert read(below, config=Path("echelon.toml")).spec.gpus == 4
 
 
+def test_a_file_that_was_fetched_from_a_host_is_not_used(tree, below, capsys):
+    (tree / "middle/.echelon-run").write_text("train-abcd\n")
+    (tree / "middle/echelon.toml").write_text("gpus = 4\n")
+    assert read(below).spec.gpus == 0
+    assert "it was fetched from another host; to use it: --config" in capsys.readouterr().err
+    with pytest.raises(NotPermittedError, match="it was fetched from another host"):
+        read(tree / "middle")
+
+
 def test_a_folder_that_a_group_may_write_to_is_an_error_with_the_command_that_mends_it(below):
     require_root("to give a folder to a shared group")
     (below / "echelon.toml").write_text("gpus = 4\n")

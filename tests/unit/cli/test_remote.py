@@ -236,6 +236,14 @@ def test_a_host_cannot_choose_where_files_go(tmp_path, answer):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("answer", ["torch", "src", "build-lib", "conftest.py", "a-1"])
+def test_a_host_cannot_choose_a_name_that_is_no_runs(tmp_path, answer):
+    for asked in ("last", "12"):
+        with pytest.raises(NotPermittedError, match="the host answered with the run"):
+            claim_folder(lambda run_id: tmp_path / run_id, asked, answer)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_with_other_files_is_not_used(tmp_path):
     folder = tmp_path / "results"
     assert claim_folder(lambda _id: folder, "train-ab", "train-abcd") == folder
