@@ -44,6 +44,8 @@ def main() -> None:
     if about["checkpoint"]:
         options[about["checkpoint"]] = pickle.loads(packed["checkpoint"])(os.environ)  # noqa: S301
     keep_result(function(*args, **options), about["name"], dump)
+    if about["checkpoint"]:
+        options[about["checkpoint"]].wait()  # an error if the last one could not be written
 
 
 def check_python(about: dict[str, Any]) -> None:

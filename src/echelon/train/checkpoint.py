@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.records import find_record, read_record, to_count
-from echelon.errors import NotFoundError, NotPermittedError
+from echelon.errors import EchelonError, NotFoundError, NotPermittedError
 from echelon.launch.protocol.rank_shm import find_rank_shm
 from echelon.run.background_writer import persist
 from echelon.train.agreement import least_over_ranks, number_of_rank_0
@@ -82,7 +82,8 @@ class Checkpointer:
         self._plan: Plan | None = None
         self._block: TensorBlock | None = None
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._failed: CheckpointError | None = None
+        """Why the last write failed."""
         self._cleared = False
         self._saves = 0
         self.last_stall_s = 0.0
@@ -130,11 +131,12 @@ class Checkpointer:
         """Save the state shared by all ranks, and the state specific to this rank.
 
         Returns as soon as everything is copied, or with `wait` once it is written. If writing
-        fails, the next call of `save` or `wait` warns about it: a full disk must not end a training
-        that could continue.
+        fails, the next call of `save` warns about it: a full disk must not end a training that
+        could continue. `wait` raises an error: without the last checkpoint, work is lost.
 
         Raises:
             UsageError: the state contains a value that is neither a tensor nor plain data.
+            CheckpointError: with `wait`, it could not be written.
         """
         began = time.monotonic()
         self._settle()
@@ -214,27 +216,39 @@ class Checkpointer:
             if path is not None:
                 self._retire(job.manifest)
         except Exception as error:  # noqa: BLE001  reported in the loop's thread
-            self._error = error
+            # Without names of temporary files: a failure that repeats must have the same message.
+            why = f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else error
+            self._failed = CheckpointError(
+                f"the checkpoint of step {job.manifest.step} could not be written to "
+                f"{self.folder}: {why}",
+                hint="the complete checkpoints before it are still there",
+            )
+            if not isinstance(error, (OSError, EchelonError)):
+                self._failed.__cause__ = error  # a bug, perhaps: its traceback is needed
             job.give_up()
 
     def wait(self) -> None:
-        """Wait for the current write to finish; warn if it failed."""
+        """Wait until the last save is written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
         began = time.monotonic()
-        self._settle()
+        failed = self._join()
         self._tell_stall(began)
+        if failed:
+            raise failed
 
     def _settle(self) -> None:
+        if failed := self._join():
+            warnings.warn(f"{failed.message}; {failed.hint}", RuntimeWarning, stacklevel=3)
+
+    def _join(self) -> CheckpointError | None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            warnings.warn(
-                f"a checkpoint could not be written to {self.folder}: {error}; the one before it "
-                "is still there",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        failed, self._failed = self._failed, None
+        return failed
 
     def _tell_stall(self, began: float) -> None:
         """Report to the agent how long a checkpoint blocked the loop."""

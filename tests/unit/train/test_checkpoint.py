@@ -185,9 +185,13 @@ def test_a_folder_that_cannot_be_written_to_is_told_at_once(tmp_path):
 def test_a_full_disk_is_told_and_the_last_one_stays(tmp_path, full_disk):
     checkpointer = Checkpointer(full_disk)
     checkpointer.save({"w": torch.zeros(1000)}, step=1, wait=True)
-    checkpointer.save({"w": torch.zeros(4_000_000)}, step=2)
-    with pytest.warns(RuntimeWarning, match="could not be written.*still there"):
-        checkpointer.wait()
+    for step in (2, 3):
+        checkpointer.save({"w": torch.zeros(4_000_000)}, step=2)
+        with pytest.warns(RuntimeWarning, match="could not be written.*still there"):
+            checkpointer.save({"w": torch.zeros(4_000_000)}, step=step + 1)
+        with pytest.raises(CheckpointError, match=f"step {step + 1} could not.*No space"):
+            checkpointer.wait()
+        checkpointer.wait()  # it is told once
     assert checkpointer.steps() == [1]
     assert checkpointer.load().step == 1
     assert [path.name for path in full_disk.iterdir() if path.name.startswith(".")] == []
@@ -346,9 +350,9 @@ def test_a_rank_that_cannot_write_does_not_keep_the_others(tmp_path, monkeypatch
     monkeypatch.setattr(TensorBlock, "write", fail)
     for rank in ranks:
         rank.save({"w": torch.zeros(9)}, step=1)
-    with pytest.warns(RuntimeWarning, match="No space left"):
+    with pytest.raises(CheckpointError, match="No space left"):
         ranks[1].wait()
-    with pytest.warns(RuntimeWarning, match="rank 1 could not write"):
+    with pytest.raises(CheckpointError, match="rank 1 could not write"):
         ranks[0].wait()
     assert ranks[0].steps() == []
 
@@ -397,7 +401,7 @@ def test_what_could_not_be_written_is_not_safe(full_disk, beacon):
     checkpointer = Checkpointer(full_disk)
     checkpointer.save({"w": torch.zeros(1000)}, step=1, wait=True)
     checkpointer.save({"w": torch.zeros(4_000_000)}, step=2)
-    with pytest.warns(RuntimeWarning, match="could not be written"):
+    with pytest.raises(CheckpointError, match="could not be written"):
         checkpointer.wait()
     assert beacon.saved == 1
 
@@ -438,9 +442,9 @@ def test_a_start_waits_for_storage(tmp_path, monkeypatch):
 def test_a_write_that_fails_is_told_once_and_the_next_one_works(tmp_path, monkeypatch, write):
     checkpointer = Checkpointer(tmp_path)
     fail_once(monkeypatch, f"echelon.train.checkpoint.{write}")
-    with pytest.warns(RuntimeWarning, match="could not be written .* Input/output error"):
+    with pytest.raises(CheckpointError, match=r"could not be written .* Input/output error"):
         checkpointer.save(state(1), step=1, wait=True)
-    checkpointer.save(state(2), step=2, wait=True)  # a second warning would be an error here
+    checkpointer.save(state(2), step=2, wait=True)  # a warning would be an error here
     assert checkpointer.steps() == [2]
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from echelon.errors import UsageError
+from echelon.errors import EchelonError, UsageError
 from echelon.train import progress
+from echelon.train.checkpoint_files import Part
 from echelon.train.metrics import top_k
 from echelon.train.process_group import Group
 from echelon.train.randomness import uniform
@@ -90,6 +91,23 @@ def test_the_gradient_is_that_of_the_mean_however_it_is_accumulated():
         found.append(weights(made))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_training_whose_last_checkpoint_cannot_be_written_fails(tmp_path, monkeypatch):
+    whole, made = Part.complete, trainer(epochs=3, checkpoints=tmp_path)
+
+    def complete(part):
+        if part.manifest.step != 7:
+            raise PermissionError(13, "Permission denied")
+        return whole(part)
+
+    monkeypatch.setattr(Part, "complete", complete)
+    with (
+        pytest.warns(RuntimeWarning, match="of step 14 could not be written"),
+        pytest.raises(EchelonError, match=r"step 21 could not be written .* Permission denied"),
+    ):
+        made.fit(Points(50))
+    assert made.checkpointer.steps() == [7]
 
 
 def test_a_training_goes_on_from_its_checkpoint(tmp_path):
