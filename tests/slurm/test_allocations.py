@@ -76,6 +76,11 @@ def test_fewer_ranks_may_be_asked_for(full, tmp_path):
     assert [(rank["node"], rank["size"]) for rank in ranks] == [(0, 2), (1, 2)]
 
 
+def test_fewer_nodes_may_be_asked_for(full, tmp_path):
+    ranks = run_inside(full, tmp_path, ["--nodes=2", "--ntasks-per-node=2"], "--nodes=1")
+    assert [(rank["node"], rank["size"]) for rank in ranks] == [(0, 2), (0, 2)]
+
+
 def test_more_nodes_than_there_are_is_an_error(full, tmp_path):
     (tmp_path / "probe.py").write_text(PROBE)
     command = [sys.executable, "-m", "echelon", "run", "--nodes=3", "probe.py"]

@@ -156,8 +156,7 @@ def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str,
 
     asked = request.origins["nodes"] in _SAID_NOW
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
-        fit_allocation(request.spec, environ, asked=asked)  # it may be too small
-        yield environ
+        yield fit_allocation(request.spec, environ, asked=asked)[1]
     elif asked or request.origins["nodelist"] in _SAID_NOW:
         with _allocate(count_nodes(request.spec, asked=asked), environ, _progress) as held:
             yield held

@@ -1,6 +1,7 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -128,15 +129,15 @@ def run(
 ) -> None:
     """Run a script now, in the foreground.
 
-    Inside an allocation it uses all nodes, otherwise processes on this machine. With --on slurm or
-    --on ray it submits a job that stops when this command does.
+    Inside an allocation it uses all nodes, or the first N with --nodes N; otherwise processes on
+    this machine. With --on slurm or --on ray it submits a job that stops when this command does.
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
     from echelon.api.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
     from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
-    from echelon.clusters.local import fit_allocation  # noqa: PLC0415
+    from echelon.clusters.local import describe_nodes, fit_allocation  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
     if request.host and on == "slurm":
@@ -144,15 +145,17 @@ def run(
             f"a run on {request.host} cannot belong to this command",
             hint="submit it, and follow its output: echelon submit --follow",
         )
-    environ = scrub(os.environ) if on == "local" else os.environ
+    environ: Mapping[str, str] = scrub(os.environ) if on == "local" else os.environ
     queued = on in ("slurm", "ray")
     spec = choose_snapshot(choose_spec(request, on, environ), default=queued)
     if not queued:
-        spec = fit_allocation(spec, environ, asked=request.origins["nodes"] != "default")
+        asked = request.origins["nodes"] != "default"
+        spec, environ = fit_allocation(spec, environ, asked=asked)
     cluster = choose_cluster(on, runs_dir, address=address, tied=True, environ=environ)
     check_request(spec, cluster, "run")
     found, job_id = start_run(spec, cluster, runs_dir, environ)
-    console.note(f"{found.run_id}: running {spec.script} {describe_job(job_id)}")
+    where = describe_job(job_id) if queued else describe_nodes(environ)
+    console.note(f"{found.run_id}: running {spec.script} {where}")
     raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
 
 

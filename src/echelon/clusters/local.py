@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.core.jobs import LOCAL, Job
-from echelon.core.nodes import expand
+from echelon.core.jobs import LOCAL, Job, describe_job, own_job
+from echelon.core.nodes import compress, expand
 from echelon.core.proc import read_stat, start_time
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
@@ -128,21 +128,35 @@ class LocalCluster:
                 os.close(handle)
 
 
-def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) -> JobSpec:
-    """Return a request that fits the current allocation: all its nodes, unless fewer are requested.
+def fit_allocation(
+    spec: JobSpec, environ: Mapping[str, str], *, asked: bool
+) -> tuple[JobSpec, Mapping[str, str]]:
+    """Return request and variables for the current allocation: its first nodes, by default all.
 
     There is one rank per allocated GPU of a node; the agents know their number.
     """
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
-    if "SLURM_JOB_ID" not in environ or not nodes.isdecimal():
-        return spec
-    count = int(nodes)
-    if asked and spec.nodes.low > count:
+    hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    if "SLURM_JOB_ID" not in environ or not hosts:
+        return spec, environ
+    if asked and spec.nodes.low > len(hosts):
         raise UsageError(
-            f"the allocation has {count} nodes, not {spec.nodes.low}",
-            hint=f"omit --nodes to use all {count}",
+            f"the allocation has {len(hosts)} nodes, not {spec.nodes.low}",
+            hint=f"omit --nodes to use all {len(hosts)}",
         )
-    return replace(spec, nodes=NodeCount(spec.nodes.low if asked else count, count))
+    count = min(spec.nodes.high, len(hosts)) if asked else len(hosts)
+    fitted = {
+        "SLURM_JOB_NODELIST": compress(hosts[:count]),
+        "SLURM_JOB_NUM_NODES": str(count),
+        "SLURM_NNODES": str(count),
+    }
+    low = spec.nodes.low if asked else count
+    return replace(spec, nodes=NodeCount(low, count)), {**environ, **fitted}
+
+
+def describe_nodes(environ: Mapping[str, str]) -> str:
+    """Return where a run in the foreground executes: here, or in the current allocation."""
+    job, hosts = own_job(environ), environ.get("SLURM_JOB_NODELIST", "")
+    return f"on {hosts} of job {job}" if job and hosts else describe_job(PREFIX)
 
 
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:

@@ -12,11 +12,13 @@ import pytest
 from echelon.api.outcomes import current_job
 from echelon.api.runs import prepare_run, submit_run
 from echelon.cli import main
-from echelon.clusters.local import LocalCluster
+from echelon.clusters.local import LocalCluster, describe_nodes, fit_allocation
 from echelon.core.proc import start_time
 from echelon.core.shell import FakeShell
-from echelon.errors import UnavailableError
+from echelon.errors import UnavailableError, UsageError
 from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import NodeCount
+from echelon.spec.readers import nodes as read_nodes
 
 
 class _Instant(FakeShell):
@@ -139,3 +141,41 @@ def test_jobs_of_two_places_in_one_run_hide_no_other_run(tmp_path, monkeypatch, 
         monkeypatch.chdir(tmp_path)
         assert main.run(["ps"]) == 0
         assert run.run_id in capsys.readouterr().out
+
+
+_ALLOCATION = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "node[1-3]",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_NNODES": "3",
+    "SLURM_TASKS_PER_NODE": "2(x3)",
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "hosts"),
+    [
+        ("", "3", "node[1-3]"),
+        ("1", "1", "node1"),
+        ("2", "2", "node[1-2]"),
+        ("1:2", "1:2", "node[1-2]"),
+        ("2:8", "2:3", "node[1-3]"),
+    ],
+)
+def test_an_allocation_is_used_as_far_as_it_is_asked_for(asked, nodes, hosts):
+    spec = JobSpec(nodes=read_nodes(asked)) if asked else JobSpec()
+    fitted, environ = fit_allocation(spec, _ALLOCATION, asked=bool(asked))
+    assert str(fitted.nodes) == nodes
+    assert environ["SLURM_JOB_NODELIST"] == hosts
+    assert environ["SLURM_NNODES"] == environ["SLURM_JOB_NUM_NODES"] == str(fitted.nodes.high)
+    assert describe_nodes(environ) == f"on {hosts} of job 7"
+
+
+def test_an_allocation_with_too_few_nodes_is_an_error():
+    with pytest.raises(UsageError, match="the allocation has 3 nodes, not 4"):
+        fit_allocation(JobSpec(nodes=NodeCount(4, 4)), _ALLOCATION, asked=True)
+
+
+def test_without_an_allocation_the_run_is_on_this_machine():
+    assert fit_allocation(JobSpec(), {"A": "1"}, asked=False) == (JobSpec(), {"A": "1"})
+    assert describe_nodes({"A": "1"}) == "on this machine"
