@@ -49,7 +49,17 @@ def choose_cluster(
 def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
     """Return a request that the cluster supports, with the ranks' Python set."""
     from echelon.api.runs import choose_python  # noqa: PLC0415
+    from echelon.spec.conflicts import TYPED, find_unused, show_values  # noqa: PLC0415
 
+    given = request.spec
+    if place in ("auto", "local"):
+        typed = [key for key in find_unused(given, "local") if request.origins[key] in TYPED]
+        if typed:
+            note(
+                f"warning: without effect, because no job is submitted: {show_values(given, typed)}"
+            )
+    if given.style != "echelon" and (dropped := find_unused(given, "style")):
+        note(f"ignored by style '{given.style}': {show_values(given, dropped)}")
     if place != "ray":
         return choose_python(request.spec, environ, inherits=True)
     from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415

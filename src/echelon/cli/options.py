@@ -5,6 +5,7 @@ Each key of the request is also a flag, derived from the same table that reads t
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +72,7 @@ REPEATED = {
 """Keys whose flag may be given several times, and the placeholder of each value."""
 METAVARS: dict[object, str] = {
     readers.count: "N",
+    readers.positive: "N",
     readers.nodes: "N",
     readers.memory: "SIZE",
     readers.duration: "TIME",
@@ -106,6 +108,32 @@ SWITCHES = {
 """Keys whose flag takes no value, with its short forms."""
 NEGATED = ("snapshot", "stage")
 """Those of them that also have a flag with `no`."""
+
+
+class RequestCommand(SectionedCommand):
+    """A command with a script: warns of our options behind it, unless there is a `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        separated = "--" in args
+        rest = super().parse_args(ctx, args)
+        ours = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        words = [word.partition("=")[0] for word in ctx.params["args"] or ()]
+        if misplaced := [word for word in words if word in ours and word.startswith("--")]:
+            script = Path(ctx.params["chdir"] or "", ctx.params["script"])
+            if script.is_file() and not separated:
+                _mention_misplaced(misplaced, script)
+        return rest
+
+
+def _mention_misplaced(words: Sequence[str], script: Path) -> None:
+    text = script.read_text(errors="replace")
+    for word in dict.fromkeys(words):
+        name = word[2:].replace("-", "[-_]")
+        if not re.search(rf"--{name}\b|\b{name}\b['\"]?\s*[:=,)]", text):
+            console.note(
+                f"warning: {word} is passed to {script}, which does not mention it; options of "
+                "echelon come before the script (to silence this, write -- before the script)"
+            )
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -252,7 +280,7 @@ def _sentence(text: str) -> str:
 # --- commands ---------------------------------------------------------------------------------
 
 
-@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
+@app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
 @takes_request
 def script(*, request: Merged) -> None:
     """Print the sbatch script of a request.
@@ -269,7 +297,7 @@ def script(*, request: Merged) -> None:
     console.print_file(text)
 
 
-@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
+@app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
 @takes_request
 def config(
     *,

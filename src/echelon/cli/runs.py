@@ -10,9 +10,9 @@ import typer
 from echelon.api.places import Places, choose_cluster, choose_spec
 from echelon.cli import console, run_commands
 from echelon.cli.defaults import RUNS as RUNS  # noqa: PLC0414  used with the options below
-from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
+from echelon.cli.help import CONFIGURATION, LOOK, START
 from echelon.cli.host_options import on_host
-from echelon.cli.options import UNTIL_SCRIPT, takes_request
+from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
 from echelon.cli.places import Address, NewAddress, On, goes_to_host
 from echelon.cli.remote import logs_there, resume_there
 from echelon.core.jobs import describe_job
@@ -67,7 +67,7 @@ def announce(run: RunDir, job_id: str, *, as_json: bool) -> None:
     console.note(f"{how} {describe_job(job_id)}; follow the output: echelon logs -f {run.run_id}")
 
 
-@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
+@app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
 @takes_request
 def submit(
     *,
@@ -122,7 +122,7 @@ def submit(
         raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
 
 
-@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
+@app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
 @takes_request
 def run(
     *, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto", address: Address = ""

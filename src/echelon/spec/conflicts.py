@@ -1,9 +1,10 @@
 """Find values of a request that are valid by themselves but conflict. Pure."""
 
 import re
+from collections.abc import Iterable
 
 from echelon.core.units import parse_duration
-from echelon.spec.job_spec import JobSpec
+from echelon.spec.job_spec import KEYS, JobSpec, show_value
 
 SCRIPT_VARIABLES = frozenset(
     {
@@ -34,12 +35,40 @@ _OWN_OPTIONS = frozenset(
     }
 )
 """sbatch options that have their own key."""
+_ONLY_SLURM = (
+    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
+    *("gpu_type", "gpu_option", "wait_all_nodes", "output", "mail", "mail_user", "mail_type"),
+    "slurm.extra",
+)
+UNUSED = {
+    "style": (
+        *("restarts", "hang_timeout", "on_hang", "grace", "node_check", "forgive_after"),
+        *("preload", "notify"),
+    ),
+    "ray": (*_ONLY_SLURM, "signal_lead", "preflight", "forgive_after"),
+    "local": (*_ONLY_SLURM, "mem", "mem_per_cpu", "mem_per_gpu", "cpus_per_gpu"),
+}
+"""Keys without effect: in styles without a controller, on Ray, and in `echelon run`."""
+TYPED = ("flags", "--set")
+"""Sources of values that are given for one run only; files are for all runs."""
 _EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
 
 
 def find_conflicts(spec: JobSpec) -> list[str]:
     """Return a message for each conflict in a request."""
     return [*_judge_amounts(spec), *_judge_style(spec), *_judge_image(spec), *_judge_names(spec)]
+
+
+def find_unused(spec: JobSpec, where: str) -> list[str]:
+    """Return the keys without effect, except those that only turn something off."""
+    keys = [(key, KEYS[key].field) for key in UNUSED[where]]
+    plain = JobSpec()
+    return [k for k, name in keys if getattr(spec, name) not in (getattr(plain, name), 0, False)]
+
+
+def show_values(spec: JobSpec, keys: Iterable[str]) -> str:
+    """Return keys with their values, for a message."""
+    return ", ".join(f"{key} ({show_value(key, spec)})" for key in keys)
 
 
 def _judge_amounts(spec: JobSpec) -> list[str]:

@@ -63,9 +63,9 @@ class JobSpec:
     gpu_option: str = _key(
         readers.OneOf(GPU_OPTIONS), "gres", "how to request GPUs, such as gpus-per-node"
     )
-    procs: int = _key(readers.count, 0, "ranks per node [default: one per GPU]")
-    cpus_per_task: int = _key(readers.count, 0, "CPUs per rank")
-    cpus_per_gpu: int = _key(readers.count, 0, "CPUs per GPU")
+    procs: int = _key(readers.positive, 0, "ranks per node [default: one per GPU]")
+    cpus_per_task: int = _key(readers.positive, 0, "CPUs per rank")
+    cpus_per_gpu: int = _key(readers.positive, 0, "CPUs per GPU")
     mem_mib: int = _key(readers.memory, 0, "memory per node", key="mem")
     mem_per_cpu_mib: int = _key(readers.memory, 0, "memory per CPU", key="mem_per_cpu")
     mem_per_gpu_mib: int = _key(readers.memory, 0, "memory per GPU", key="mem_per_gpu")

@@ -11,7 +11,7 @@ from typing import Any
 
 from echelon.core.frozen import frozen
 from echelon.errors import EchelonError, UsageError
-from echelon.spec.conflicts import find_conflicts
+from echelon.spec.conflicts import TYPED, find_conflicts, find_unused, show_values
 from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.readers import nearest
 
@@ -75,6 +75,10 @@ def merge(layers: Sequence[Layer]) -> Merged:
         origins[name] = layer.source
     spec = replace(JobSpec(), **values)
     conflicts = find_conflicts(spec)
+    if spec.style != "echelon":
+        typed = [key for key in find_unused(spec, "style") if origins[key] in TYPED]
+        what = f"style '{spec.style}' does not support {show_values(spec, typed)}"
+        conflicts += [f"{what}: omit it, or use --style echelon"] if typed else []
     if conflicts:
         hints.append(_tell_origins(conflicts, origins))
     if problems or conflicts:

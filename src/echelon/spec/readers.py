@@ -63,6 +63,13 @@ def count(raw: object) -> int:
     raise UsageError(f"{raw!r} is not a whole number", hint="write 0 or more, for example 4")
 
 
+def positive(raw: object) -> int:
+    """Read an integer that is not 0."""
+    if not (found := count(raw)):
+        raise UsageError("0 is too few", hint="write 1 or more, or omit it for the default")
+    return found
+
+
 def nodes(raw: object) -> NodeCount:
     """Read `2`, or `2:4`."""
     low, colon, high = str(raw).partition(":")

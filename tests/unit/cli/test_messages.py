@@ -149,6 +149,29 @@ def test_a_wrong_project_file_is_told_with_what_to_do(place, capsys, text, messa
     assert hint in fix
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "warned"),
+    [
+        ("train.py --wait", "", True),
+        ("train.py --nodes=2", "print()", True),
+        ("-- train.py --wait", "", False),
+        ("train.py --wait", "parser.add_argument('--wait')", False),
+        ("train.py --dry-run", "class Options:\n    dry_run: bool = False", False),
+        ("train.py --lr 1", "", False),
+    ],
+)
+def test_our_options_behind_the_script_are_mentioned(place, capsys, words, text, warned):
+    (place / "train.py").write_text(text)
+    main.run(["submit", "--on", "local", "--dry-run", *words.split()])
+    assert ("is passed to train.py, which does not mention it" in capsys.readouterr().err) == warned
+
+
+def test_what_only_a_job_uses_is_mentioned_by_run(place, capsys):
+    assert main.run(["run", "--partition", "gpu", "--mem", "2G", "train.py"]) == 0
+    said = capsys.readouterr().err
+    assert "without effect, because no job is submitted: partition (gpu), mem (2G)" in said
+
+
 def test_a_wrong_table_in_pyproject_is_named_in_full(place, capsys):
     (place / "pyproject.toml").write_text("[tool]\nechelon = 3\n")
     assert told(capsys, "config")[2] == "write it as [tool.echelon], with its keys below"

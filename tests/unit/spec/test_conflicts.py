@@ -3,6 +3,8 @@
 import pytest
 
 from echelon.errors import UsageError
+from echelon.spec.conflicts import UNUSED, find_unused
+from echelon.spec.job_spec import KEYS
 from echelon.spec.merging import Layer, merge
 
 
@@ -51,3 +53,27 @@ def test_what_cannot_be_is_refused(values, problem):
     with pytest.raises(UsageError) as caught:
         spec(**values)
     assert problem in caught.value.message
+
+
+@pytest.mark.parametrize("source", ["flags", "--set"])
+def test_an_option_that_a_style_does_not_use_is_refused_if_it_is_typed(source):
+    values = {"style": "torchrun", "restarts": 3, "preload": "x", "nodes": 2}
+    with pytest.raises(UsageError, match=r"'torchrun' does not support restarts \(3\), preload"):
+        merge([Layer(source=source, values=values)])
+    merged = merge([Layer(source="echelon.toml", values=values)])
+    assert find_unused(merged.spec, "style") == ["restarts", "preload"]
+
+
+def test_to_turn_off_what_a_style_does_not_have_is_no_mistake():
+    values = {"style": "torchrun", "restarts": 0, "hang_timeout": 0}
+    merge([Layer(source="flags", values=values)])
+
+
+def test_every_key_in_the_table_exists():
+    assert {key for keys in UNUSED.values() for key in keys} <= KEYS.keys()
+
+
+@pytest.mark.parametrize("key", ["procs", "cpus_per_task", "cpus_per_gpu"])
+def test_a_request_for_none_is_refused(key):
+    with pytest.raises(UsageError, match=f"{key}: 0 is too few"):
+        spec(**{key: 0, "gpus": 1})

@@ -34,7 +34,8 @@ from echelon.launch.protocol.rank_environment import HERE, ON_RAY
 from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.conflicts import TYPED, find_unused, show_values
+from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.merging import Merged
 
 _STATES = {
@@ -44,14 +45,6 @@ _STATES = {
     "STOPPED": "CANCELLED",
     "FAILED": "FAILED",
 }
-_SLURM_ONLY = (
-    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
-    *("gpu_type", "gpu_option", "wait_all_nodes", "signal_lead", "preflight", "output"),
-    *("forgive_after", "mail", "mail_user", "mail_type", "slurm.extra"),
-)
-"""Keys that do not apply to Ray."""
-_TYPED = ("flags", "--set")
-"""Sources of values that are given for one run only."""
 _STOP_S = 90
 """Time for a job to stop, in addition to the grace period of its ranks, before Ray kills it."""
 _MARK = "echelon: "
@@ -68,19 +61,13 @@ def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
     Raises:
         UsageError: such a key was given for this run.
     """
-    keys = _slurm_keys(request.spec)
-    typed = [key for key in keys if request.origins[key] in _TYPED]
+    keys = find_unused(request.spec, "ray")
+    typed = [key for key in keys if request.origins[key] in TYPED]
     if typed:
-        shown = ", ".join(f"{key} ({show_value(key, request.spec)})" for key in typed)
+        shown = show_values(request.spec, typed)
         raise UsageError(f"not supported on Ray: {shown}", hint="omit it with --on ray")
     fresh = {KEYS[key].field: getattr(JobSpec(), KEYS[key].field) for key in keys}
     return replace(request.spec, **fresh), [f"{key} ({request.origins[key]})" for key in keys]
-
-
-def _slurm_keys(spec: JobSpec) -> list[str]:
-    plain = JobSpec()
-    names = [(key, KEYS[key].field) for key in _SLURM_ONLY]
-    return [key for key, name in names if getattr(spec, name) != getattr(plain, name)]
 
 
 def render_entrypoint(run: Path, attempt: int, output: Path, content: bytes) -> str:
@@ -146,7 +133,7 @@ class RayCluster:
 
     def _check_request(self, spec: JobSpec) -> list[str]:
         found = [
-            f"not supported on Ray: {key} ({show_value(key, spec)})" for key in _slurm_keys(spec)
+            f"not supported on Ray: {show_values(spec, [key])}" for key in find_unused(spec, "ray")
         ]
         if spec.style != "echelon":
             found.append(f"style '{spec.style}' needs Slurm: on Ray, use --style echelon")
