@@ -9,8 +9,10 @@ from pathlib import Path
 
 from echelon.api.project_entries import examine, place_link, relocate_link
 from echelon.api.project_files import find_kind, list_project
+from echelon.api.snapshot import read_own_manifest
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
+from echelon.core.tree import BlockedError, Tree
 from echelon.errors import NotFoundError
 from echelon.run.code import Code, CopiedFile, Manifest, read_manifest
 from echelon.run.directory import RunDir
@@ -30,17 +32,19 @@ class Side:
     files: Mapping[str, str]
     """By path, what identifies a file's content: its digest, or a link's target."""
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a file; empty if it is not there."""
+    def read(self, path: str) -> tuple[bytes, int]:
+        """Return the beginning of a file, and its size; nothing if it is not there."""
         identity = self.files.get(path)
         if identity is None:
-            return b""
+            return b"", 0
         if identity.startswith(_LINK):
-            return f"{identity}\n".encode()
+            return f"{identity}\n".encode(), len(identity) + 1
+        # Not by its path: a damaged copy may have a link or a pipe in the file's place.
         try:
-            return (self.folder / path).read_bytes()
-        except FileNotFoundError:
-            return b""
+            with Tree(self.folder) as tree, tree.open(path) as file:
+                return file.read(_MOST_BYTES), os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, BlockedError):
+            return b"", 0
 
 
 def find_code(run: RunDir) -> Code:
@@ -84,12 +88,13 @@ def read_project(run: RunDir, shell: Shell) -> Side:
         NotFoundError: the run has no copy, or the project is gone.
     """
     code = find_code(run)
-    root, known = Path(code.root), read_manifest(run).files
+    root, own = Path(code.root), read_own_manifest(run)
     if not root.is_dir():
         raise NotFoundError(
             f"the project of the run '{run.run_id}' is gone: {root}",
             hint=f"its code is in {run.code}",
         )
+    known = own.files if own else {}
     return _read_folder(root, root, run.path.parent.resolve(), known, shell)
 
 
@@ -119,17 +124,21 @@ def _read_folder(
     """Return the code in a folder; links are as if it were in the folder `origin`."""
     listing = list_project(root, shell, kind=find_kind(root), runs=runs)
     files = {}
-    for entry in examine(root, listing):
-        copied = known.get(entry.path)
-        if entry.target:
-            target = relocate_link(root, entry.path, entry.target)
-            files[entry.path] = f"{_LINK}{place_link(origin, entry.path, target)}"
-        elif copied and copied.source == entry.stamp:
-            files[entry.path] = copied.digest
-        else:
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                content = (root / entry.path).read_bytes()
-                files[entry.path] = hashlib.sha256(content).hexdigest()
+    with Tree(root) as tree:
+        for entry in examine(root, listing):
+            copied = known.get(entry.path)
+            if entry.target:
+                target = relocate_link(root, entry.path, entry.target)
+                files[entry.path] = f"{_LINK}{place_link(origin, entry.path, target)}"
+            elif copied and copied.source == entry.stamp:
+                files[entry.path] = copied.digest
+            else:
+                # It may be deleted meanwhile.
+                with (
+                    contextlib.suppress(FileNotFoundError, BlockedError),
+                    tree.open(entry.path) as file,
+                ):
+                    files[entry.path] = hashlib.file_digest(file, "sha256").hexdigest()
     return Side(name=".", folder=root, files=files)
 
 
@@ -149,9 +158,9 @@ def compare(old: Side, new: Side) -> dict[str, str]:
 def render_diff(old: Side, new: Side) -> Iterator[str]:
     """Yield the lines of a unified diff, as `patch -p1` reads it."""
     for path, change in compare(old, new).items():
-        before, after = old.read(path), new.read(path)
-        if b"\0" in before + after or max(len(before), len(after)) > _MOST_BYTES:
-            yield f"{path}: {change}, {len(before)} → {len(after)} bytes"
+        (before, was), (after, size) = old.read(path), new.read(path)
+        if b"\0" in before + after or max(was, size) > _MOST_BYTES:
+            yield f"{path}: {change}, {was} → {size} bytes"
             continue
         names = (
             os.devnull if change == "added" else f"{old.name}/{path}",

@@ -26,6 +26,7 @@ from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.core.tree import Tree
 from echelon.core.units import format_bytes
+from echelon.core.userstate import is_remembered, remember
 from echelon.errors import EchelonError, UsageError
 from echelon.run.code import (
     Code,
@@ -108,6 +109,7 @@ def take_snapshot(
 def store_manifest(run: RunDir, manifest: Manifest) -> str:
     """Write the manifest of a run's code, and return its SHA-256."""
     content = render_manifest(manifest)
+    remember(content, os.environ)
     write_atomic(run.manifest, content)
     return hashlib.sha256(content).hexdigest()
 
@@ -176,9 +178,22 @@ def find_earlier(run: RunDir, root: Path) -> Earlier | None:
     for one in reversed(known[-_LOOKED_AT:]):
         with contextlib.suppress(EchelonError, OSError):
             code = read_code(one)
-            if code is not None and code.root == str(root):
-                return Earlier(folder=one.code, manifest=read_manifest(one))
+            own = read_own_manifest(one) if code and code.root == str(root) else None
+            if own is not None:
+                return Earlier(folder=one.code, manifest=own)
     return None
+
+
+def read_own_manifest(run: RunDir) -> Manifest | None:
+    """Return the manifest of a run's code if this user wrote it.
+
+    One of a run from elsewhere may say of any file that it is the same as its copy.
+    """
+    try:
+        own = is_remembered(read_bytes(run.manifest), os.environ)
+    except OSError:
+        return None
+    return read_manifest(run) if own else None
 
 
 def copy_code(

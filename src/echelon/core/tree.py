@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from echelon.core.records import UnreadableError
 from echelon.core.visible import in_one_line
 from echelon.errors import ConflictError, NotPermittedError, UnavailableError
 
@@ -169,7 +170,7 @@ class Tree:
         handle = os.open(name, flags, dir_fd=folder)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise OSError(errno.EINVAL, "not a regular file", path)
+            raise UnreadableError(errno.EINVAL, "not a regular file", str(self.root / path))
         return os.fdopen(handle, "rb")
 
     def read_link(self, path: str) -> str:

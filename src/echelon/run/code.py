@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.core.frozen import frozen
-from echelon.core.records import read_bytes
+from echelon.core.records import parse_json, read_bytes
+from echelon.core.tree import check_paths
 from echelon.errors import NotPermittedError
 from echelon.run.directory import RunDir
 
@@ -26,7 +27,7 @@ RECENT_NS = 2 * 10**9
 round times, and clocks of servers differ."""
 _READERS = 16
 """How many files are read at a time: shared storage answers slowly, but to many."""
-_DAMAGED = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
+_DAMAGED = (ValueError, TypeError, AttributeError, KeyError, OverflowError, NotPermittedError)
 """What reading a damaged manifest raises."""
 
 
@@ -103,11 +104,12 @@ def read_manifest(run: RunDir, digest: str = "") -> Manifest:
         digest: the expected SHA-256; empty to accept any.
 
     Raises:
-        NotPermittedError: it is missing, damaged, or has another digest.
+        NotPermittedError: it is missing, damaged, has another digest, or names a path that leads
+            out of the code.
     """
     try:
         data = read_bytes(run.manifest)
-        manifest = _parse_manifest(json.loads(data))
+        manifest = _parse_manifest(parse_json(data))
     except (OSError, *_DAMAGED) as error:
         raise _refuse(f"{run.manifest} is not what was submitted: {error}") from error
     if digest and hashlib.sha256(data).hexdigest() != digest:
@@ -121,6 +123,7 @@ def _parse_manifest(record: Any) -> Manifest:
         for path, (digest, executable, mtime_ns, source) in record["files"].items()
     }
     links = {str(path): str(target) for path, target in record["links"].items()}
+    check_paths([*files, *links])
     return Manifest(files=files, links=links)
 
 

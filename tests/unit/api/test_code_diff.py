@@ -1,5 +1,7 @@
 """What differs between two versions of the code."""
 
+import json
+import os
 import shutil
 
 import pytest
@@ -15,8 +17,8 @@ from echelon.api.code_diff import (
 from echelon.api.snapshot import copy_again, take_snapshot
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
-from echelon.errors import NotFoundError
-from echelon.run.code import verify_code
+from echelon.errors import NotFoundError, NotPermittedError
+from echelon.run.code import Stamp, read_manifest, verify_code
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code, render_spec
 from echelon.spec.job_spec import JobSpec
@@ -125,3 +127,68 @@ def test_a_fetched_run_is_compared_with_a_project_on_this_machine(project, tmp_p
     assert "-two" in list(render_diff(old, now))
     with pytest.raises(NotFoundError, match="there is no project"):
         read_project_at(fetched, tmp_path / "nowhere", LocalShell())
+
+
+# --- runs from elsewhere ------------------------------------------------------------------------
+
+
+def change_manifest(run, change):
+    record = json.loads(run.manifest.read_text())
+    change(record)
+    run.manifest.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    "path", ["../../../secret", "/etc/passwd", "a//b", "", "train.py/x", "./train.py"]
+)
+def test_a_manifest_with_a_path_out_of_the_code_is_refused(project, path):
+    run = take(project, "a-1")
+    (project / "secret").write_text("secret\n")
+    change_manifest(run, lambda record: record["files"].update({path: ["0" * 64, False, 1, None]}))
+    with pytest.raises(NotPermittedError, match=r"code\.json is not what was submitted: refused"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "9" * 5000, "null", "[" * 9000])
+def test_a_manifest_with_numbers_that_are_none_is_refused(project, number):
+    run = take(project, "a-1")
+    text = run.manifest.read_text()
+    known = str(read_manifest(run).files["train.py"].mtime_ns)
+    run.manifest.write_text(text.replace(f",{known},", f",{number},", 1))
+    with pytest.raises(NotPermittedError, match=r"code\.json is not what was submitted"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero", "vast"])
+def test_what_is_no_file_in_a_copy_is_not_read(project, what):
+    run = take(project, "a-1")
+    second = take(project, "a-2")
+    (run.code / "train.py").parent.chmod(0o700)
+    (run.code / "train.py").unlink()
+    if what == "pipe":
+        os.mkfifo(run.code / "train.py")
+    elif what == "vast":
+        with (run.code / "train.py").open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        (run.code / "train.py").symlink_to(what)
+    change_manifest(run, lambda record: record["files"]["train.py"].__setitem__(0, "0" * 64))
+    if what == "vast":
+        (line,) = render_diff(read_run(run), read_run(second))
+        assert line == f"train.py: changed, {1 << 40} → 8 bytes"
+        return
+    with pytest.raises(OSError, match=r"not a regular file|symbolic links"):
+        list(render_diff(read_run(run), read_run(second)))
+
+
+def test_times_in_a_manifest_from_elsewhere_are_not_believed(project):
+    run = take(project, "a-1")
+    write_times(run, project)
+    assert compare(read_run(run), read_project(run, LocalShell())) == {"train.py": "changed"}
+
+
+def write_times(run, project):
+    """Let a manifest say that the project's script is the same as another content."""
+    stamp = list(Stamp.of((project / "train.py").stat()))
+    entry = ["0" * 64, False, stamp[1], stamp]
+    change_manifest(run, lambda record: record["files"].update({"train.py": entry}))

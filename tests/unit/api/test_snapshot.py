@@ -1,7 +1,10 @@
 """Copies of a project's code: what is copied, linked and refused."""
 
 import errno
+import hashlib
+import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -112,6 +115,28 @@ def test_a_file_changed_a_moment_ago_is_read_again(project, monkeypatch):
     monkeypatch.setattr(code_module, "RECENT_NS", 10**18)
     run, _ = take(project, "a-1")
     assert {one.source for one in read_manifest(run).files.values()} == {None}
+
+
+def test_files_of_a_run_from_elsewhere_are_not_linked_to(project):
+    """Its manifest may say of every file that it is the same as its copy."""
+    known, code = take(project, "a-1")
+    shutil.copytree(known.path, known.path.parent / "b-1", symlinks=True)
+    remove_tree(known.path)
+    foreign = RunDir.open(known.path.parent / "b-1")
+    copied = foreign.code / "train.py"
+    copied.chmod(0o600)
+    times = copied.stat()
+    copied.write_text("train.PY\n")
+    os.utime(copied, ns=(times.st_mtime_ns, times.st_mtime_ns))
+    copied.chmod(0o400)
+    manifest = json.loads(foreign.manifest.read_text())
+    digest = hashlib.sha256(copied.read_bytes()).hexdigest()
+    manifest["files"]["train.py"][0] = digest
+    manifest["files"]["train.py"][3] = list(Stamp.of((project / "train.py").stat()))
+    foreign.manifest.write_text(json.dumps(manifest))
+    second, code = take(project, "a-2")
+    verify_code(second, code)
+    assert (second.code / "train.py").read_text() == "train.py\n"
 
 
 def test_an_altered_copy_is_not_linked_to(project):
