@@ -1,5 +1,6 @@
 """Damage to files: what a crash, a full disk or a hostile user can do to them."""
 
+import hashlib
 import json
 import os
 import random
@@ -77,6 +78,23 @@ def change_field(path, kept, rng):
     return lines[at][:300]
 
 
+def change_sealed(path, kept, rng):
+    """Put odd values into a record with a checksum of its own, and compute that again."""
+    try:
+        record = json.loads(kept)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or "sha256" not in record:
+        return change_field(path, kept, rng)
+    del record["sha256"]
+    for _ in range(rng.choice([1, 1, 2])):
+        changed = _change_value(record, rng)
+        record = changed if isinstance(changed, dict) else record
+    record["sha256"] = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    path.write_text(json.dumps(record))
+    return json.dumps(record)[:1000]
+
+
 def _change_value(record, rng):
     """Replace, remove or rename one value of a record, however deep it is."""
     value, holder, key = rng.choice(ODD), record, None
@@ -137,9 +155,17 @@ def replace(path, kept, rng):
     return kind
 
 
-WEIGHTS = {change_bytes: 30, change_field: 60, repeat_lines: 4, cut: 8, replace: 6, grow: 0.2}
+WEIGHTS = {
+    change_bytes: 30,
+    change_field: 50,
+    change_sealed: 10,
+    repeat_lines: 4,
+    cut: 8,
+    replace: 6,
+    grow: 0.2,
+}
 """How often each kind of damage is done; a vast file takes seconds, and all others milliseconds."""
-CONTENT = frozenset({"change_bytes", "change_field", "repeat_lines", "cut"})
+CONTENT = frozenset({"change_bytes", "change_field", "change_sealed", "repeat_lines", "cut"})
 """What leaves a regular file of an ordinary size: only who opens it sees a difference."""
 
 

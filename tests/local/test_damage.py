@@ -16,7 +16,12 @@ import torch
 
 import damage_cases
 from echelon.api.runs import prepare_run
+from echelon.api.snapshot import take_snapshot
+from echelon.core.atomic_file import write_atomic
+from echelon.core.shell import LocalShell
+from echelon.run.listing import list_runs
 from echelon.run.node_record import Entry, append_entries, record_path
+from echelon.run.request import read_spec, render_spec
 from echelon.spec.job_spec import JobSpec
 from echelon.train.checkpoint import Checkpointer
 from recorded_run import record_run
@@ -56,6 +61,7 @@ def _furnish(place):
     (place / "train.py").write_text("import torch\n")
     record_run(place / "runs", damage_cases.WHOLE)
     run = record_run(place / "runs", damage_cases.DAMAGED)
+    _add_code(place)
     # Script and launcher as they are submitted: `resume` compares one with the other.
     prepared, _ = prepare_run(JobSpec(script="train.py"), place / "others", place)
     script = prepared.script.read_text().replace(str(prepared.path), str(run.path))
@@ -74,6 +80,16 @@ def _furnish(place):
     (place / ".config" / "echelon" / "config.toml").write_text(CONFIG)
     (place / "echelon.toml").write_text(PROJECT)
     (place / "job.sh").write_text(JOB)
+
+
+def _add_code(place):
+    """Give all runs a copy of the project."""
+    for run in list_runs(place / "runs"):
+        spec = read_spec(run)
+        code = take_snapshot(run, spec, place, LocalShell())
+        write_atomic(run.spec, render_spec(spec, code))
+        for path in (run.code, *run.code.rglob("*")):
+            path.chmod(0o700)
 
 
 def run_cases(place, seed, count, within_s):

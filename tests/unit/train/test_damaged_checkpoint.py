@@ -10,6 +10,7 @@ import torch
 
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoints.manifest import CheckpointError, checkpoint_path
+from echelon.train.checkpoints.reading import Reader
 
 
 @pytest.fixture
@@ -79,6 +80,11 @@ HARMS = {
     "another part of the tensor": lambda f: change_entry(f, offset=[1]),
     "another place in the file": lambda f: change_entry(f, begin=8),
     "a place beyond the file": lambda f: change_entry(f, begin=1 << 40),
+    "a place beyond all numbers": lambda f: change_entry(f, begin=float("inf")),
+    "a block beyond all numbers": lambda f: change_entry(f, block=10**400),
+    "a tensor without a place in the whole": lambda f: change_index(
+        f, lambda m: m["tensors"]["state/weight"].pop("offset")
+    ),
     "a tensor without a checksum": lambda f: change_entry(f, crc32=[]),
     "a tensor of another name": lambda f: change_index(
         f, lambda m: m["tensors"].update(x=m["tensors"].pop("state/weight"))
@@ -94,6 +100,9 @@ HARMS = {
     "a layout that is none": lambda f: change_record(f, lambda m: m.update(layouts=[{}])),
     "a part that does not exist": lambda f: change_record(
         f, lambda m: m["layouts"][0].update(ranks=[1])
+    ),
+    "a copy beyond all numbers": lambda f: change_record(
+        f, lambda m: m["tensors"]["state/weight"].update(copy=float("inf"))
     ),
     "no state": lambda f: change_record(f, lambda m: m.pop("state")),
     "a state of odd keys": lambda f: change_record(
@@ -131,3 +140,8 @@ def test_it_is_passed_over_with_one_line_that_says_why(folder, harm):
 def test_a_folder_whose_name_is_no_step_is_none(folder):
     (folder / f"step-{'9' * 30}").mkdir()
     assert Checkpointer(folder, rank=0, world_size=1).steps() == [1, 2]
+
+
+def test_the_size_of_a_block_does_not_decide_how_much_memory_verifying_takes(folder):
+    change_entry(folder, block=1 << 50)
+    Reader(checkpoint_path(folder, 2)).verify()

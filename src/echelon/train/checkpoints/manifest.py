@@ -5,6 +5,7 @@ Both are JSON with a SHA-256 of themselves. docs/checkpoints.md describes them.
 
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.frozen import frozen
-from echelon.core.records import read_record
+from echelon.core.records import read_record, to_count
 from echelon.errors import EchelonError
 from echelon.run.background_writer import persist
 from echelon.train.checkpoints.layout import Box, Layout
@@ -138,9 +139,10 @@ class PartIndex:
     own: Any
     """The structure of the rank's own state."""
 
-    def box(self, name: str) -> Box:
-        """Return which part of a tensor it has."""
-        return Box(self.offsets[name], self.tensors[name].type.shape)
+    def box(self, name: str) -> Box | None:
+        """Return which part of a tensor it has; None if it has none."""
+        known = name in self.offsets and name in self.tensors
+        return Box(self.offsets[name], self.tensors[name].type.shape) if known else None
 
     def render(self) -> str:
         """Return the content of its file."""
@@ -225,7 +227,7 @@ def _to_manifest(path: Path, record: Mapping[str, Any]) -> Manifest:
                 name: Laid(
                     type=to_type(entry["dtype"], entry["shape"]),
                     layout=layouts[entry["layout"]],
-                    copy=int(entry["copy"]),
+                    copy=operator.index(entry["copy"]),
                 )
                 for name, entry in record["tensors"].items()
             },
@@ -266,9 +268,9 @@ def read_index(checkpoint: Path, rank: int) -> PartIndex:
 
 def _to_stored(entry: Mapping[str, Any], size: int) -> Stored:
     kind = to_type(entry["dtype"], entry["shape"])
-    begin, block, checksums = int(entry["begin"]), int(entry["block"]), tuple(entry["crc32"])
-    if begin < 0 or begin + kind.nbytes > size or block < 1:
+    begin, block, checksums = to_count(entry["begin"]), to_count(entry["block"]), entry["crc32"]
+    if begin is None or not block or begin + kind.nbytes > size:
         raise ValueError("a tensor beyond the file")
     if len(checksums) != -(-kind.nbytes // block):
         raise ValueError("another number of checksums")
-    return Stored(kind, begin, block, checksums)
+    return Stored(kind, begin, block, tuple(checksums))

@@ -124,7 +124,9 @@ class Reader:
                 self._find_stored(name, laid, rank, held)
         for rank in range(self.manifest.world_size):
             stored = self.part(rank).tensors
-            scratch = memoryview(bytearray(max((one.block for one in stored.values()), default=0)))
+            # Not `block` alone, which no file bounds.
+            largest = max((min(one.block, one.type.nbytes) for one in stored.values()), default=0)
+            scratch = memoryview(bytearray(largest))
             self._read_pieces(
                 [
                     _Piece(
