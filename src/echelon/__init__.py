@@ -99,8 +99,10 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
+            from echelon.core.extras import install_command  # noqa: PLC0415
+
             raise ModuleNotFoundError(
-                f"echelon.{name} needs torch: pip install 'echelon[train]'", name="torch"
+                f"echelon.{name} needs torch: {install_command('train')}", name="torch"
             ) from error
     raise AttributeError(f"module 'echelon' has no attribute {name!r}")
 

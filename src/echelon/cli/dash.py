@@ -107,25 +107,19 @@ def dash(
 
     Example: echelon dash last
     """
-    try:
-        import uvicorn  # noqa: PLC0415
+    import uvicorn  # noqa: PLC0415
 
-        from echelon.monitor.connections import (  # noqa: PLC0415
-            BACKLOG,
-            MOST,
-            Connection,
-            Room,
-            raise_file_limit,
-        )
-        from echelon.monitor.server import Gate, make_app  # noqa: PLC0415
+    from echelon.monitor.connections import (  # noqa: PLC0415
+        BACKLOG,
+        MOST,
+        Connection,
+        Room,
+        raise_file_limit,
+    )
+    from echelon.monitor.server import Gate, make_app  # noqa: PLC0415
 
-        if find_spec("plotly") is None:
-            raise ModuleNotFoundError(name="plotly")  # noqa: TRY301  as the others
-    except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"echelon dash requires {error.name}, which is not installed",
-            hint="pip install 'echelon[dash]'",
-        ) from error
+    if find_spec("plotly") is None:  # its script is served without importing it
+        raise ModuleNotFoundError(name="plotly")
 
     begin = find_run(runs_dir, run).run_id if run else ""
     token = _keep_token(token_file) if token_file else secrets.token_urlsafe(24)

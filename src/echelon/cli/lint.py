@@ -14,7 +14,7 @@ from echelon.cli.completion import complete_rule, offer
 from echelon.cli.help import CHECK
 from echelon.core.proc import count_cpus
 from echelon.core.shell import LocalShell, Result
-from echelon.errors import MissingProgramError, NotPermittedError, UnavailableError, UsageError
+from echelon.errors import MissingProgramError, NotPermittedError, UsageError
 
 if TYPE_CHECKING:
     from echelon.core.shell import Shell
@@ -98,7 +98,6 @@ def lint(
 
     Example: echelon lint job.sh
     """
-    _require_parser()
     from echelon.lint.choosing import drop_known, read_choice, render_baseline  # noqa: PLC0415
     from echelon.lint.gathering import list_scripts  # noqa: PLC0415
 
@@ -173,18 +172,6 @@ class _Programs(LocalShell):
         if isinstance(self._slurm, MissingProgramError):
             raise self._slurm
         return self._slurm
-
-
-def _require_parser() -> None:
-    try:
-        import tree_sitter_bash  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("tree_sitter"):
-            raise  # a file in the way, such as ./random.py with `python -m echelon`
-        raise UnavailableError(
-            "echelon lint requires tree-sitter, which is not installed",
-            hint="pip install 'echelon[lint]'",
-        ) from error
 
 
 def _choose_format(name: str, *, as_json: bool) -> str:

@@ -12,15 +12,8 @@ from typing import NoReturn
 
 from echelon.cli import console
 from echelon.cli.quick import run_quickly
+from echelon.core.extras import find_extra, install_command
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
-
-EXTRAS = {
-    **dict.fromkeys(("torch", "numpy", "safetensors"), "train"),
-    **dict.fromkeys(("starlette", "uvicorn", "plotly"), "dash"),
-    **dict.fromkeys(("tree_sitter", "tree_sitter_bash"), "lint"),
-    "PIL": "data",
-}
-"""The extra that installs a module."""
 
 
 def main() -> NoReturn:
@@ -80,10 +73,9 @@ def explain(error: Exception) -> EchelonError:
     if isinstance(error, OSError):
         return _explain_files(error)
     module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    if extra := EXTRAS.get(module.partition(".")[0]):
+    if extra := find_extra(module):
         return UnavailableError(
-            f"this command requires {module}, which is not installed",
-            hint=f"pip install 'echelon[{extra}]'",
+            f"this command requires {module}, which is not installed", hint=install_command(extra)
         )
     return EchelonError(
         f"unexpected {type(error).__name__}: {error}",

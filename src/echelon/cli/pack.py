@@ -12,7 +12,7 @@ import typer
 from echelon.cli import console
 from echelon.cli.help import PREPARE
 from echelon.core.units import counted
-from echelon.errors import UnavailableError, UsageError
+from echelon.errors import UsageError
 
 if TYPE_CHECKING:
     from echelon.train.images.folders import Listing
@@ -75,15 +75,7 @@ def pack(
     if verify:
         _verify(source, as_json=as_json)
         return
-    try:
-        from echelon.train.images import decoding, packing  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name != "PIL":
-            raise
-        raise UnavailableError(
-            "packing images needs pillow, which is not installed",
-            hint="pip install 'echelon[data]'",
-        ) from error
+    from echelon.train.images import decoding, packing  # noqa: PLC0415
 
     wanted = parse_size(size)
     listings = _list(source, split or [])

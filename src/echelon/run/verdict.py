@@ -67,7 +67,7 @@ _MISTAKES = (
     (
         "ModuleNotFoundError",
         re.compile("No module named 'echelon'"),
-        "run `PYTHON -m pip install 'echelon[train]'` with the python that `echelon config` shows",
+        "install it in the ranks' Python from a checkout or a wheel: PYTHON -m pip install PATH",
     ),
 )
 """Exceptions that come of how ranks are started: type, message, what to do."""

@@ -204,11 +204,16 @@ def test_a_folder_that_is_gone(place, capsys):
 
 
 @pytest.mark.parametrize(
-    ("module", "extra"), [("torch", "train"), ("PIL", "data"), ("tree_sitter.x", "lint")]
+    ("module", "packages"),
+    [
+        ("torch", "torch safetensors numpy"),
+        ("PIL", "pillow"),
+        ("tree_sitter.x", "tree-sitter tree-sitter-bash"),
+    ],
 )
-def test_a_missing_extra_is_named_wherever_it_is_missed(module, extra):
+def test_the_packages_of_an_extra_are_named_wherever_one_is_missing(module, packages):
     found = main.explain(ModuleNotFoundError(name=module))
-    assert (found.exit_code, found.hint) == (69, f"pip install 'echelon[{extra}]'")
+    assert (found.exit_code, found.hint) == (69, f"{sys.executable} -m pip install {packages}")
 
 
 def test_a_missing_module_of_ours_is_our_fault():

@@ -418,7 +418,7 @@ def test_several_failures_of_no_rank_are_kept_apart():
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.bin'", ""),
         ("PermissionError", "[Errno 13] Permission denied: '/runs/a-1/code/x'", "--no-snapshot"),
         ("PermissionError", "[Errno 13] Permission denied: '/data/x'", ""),
-        ("ModuleNotFoundError", "No module named 'echelon'", "pip install 'echelon[train]'"),
+        ("ModuleNotFoundError", "No module named 'echelon'", "-m pip install PATH"),
     ],
 )
 def test_mistakes_that_come_of_how_ranks_are_started_are_explained(kind, message, advice):

@@ -122,7 +122,7 @@ def _read_header(file: IO[bytes], path: Path) -> Header:
     if version > VERSION:
         raise UsageError(
             f"{path} has format version {version}; this Echelon supports up to {VERSION}",
-            hint="upgrade: pip install -U echelon",
+            hint="use a newer Echelon, or pack it again: echelon pack SOURCE --force",
         )
     size = path.stat().st_size
     text = file.read(min(length, size))
