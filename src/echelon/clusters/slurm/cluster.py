@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from echelon.core.nodes import compress, expand
 from echelon.core.slurm import Slurm
 from echelon.core.units import parse_duration
 from echelon.errors import CommandError, UnavailableError
@@ -87,6 +88,18 @@ class SlurmCluster(Slurm):
                 found.append(f"unknown partition '{name}': {nearest(name, tuple(partitions))}")
             else:
                 found += _limits(name, partitions[name], spec)
+        return found + self._unknown_nodes(spec)
+
+    def _unknown_nodes(self, spec: "JobSpec") -> list[str]:
+        """Report nodes of `nodelist` and `exclude` that do not exist: Slurm does not name them."""
+        found = []
+        for key, hosts in (("nodelist", spec.nodelist), ("exclude", spec.exclude)):
+            if not hosts:
+                continue
+            ask = ["sinfo", "--all", "--noheader", f"--nodes={hosts}", "--format=%N"]
+            known = {name for line in self.ask(ask).stdout.split() for name in expand(line)}
+            if unknown := [name for name in expand(hosts) if name not in known]:
+                found.append(f"no partition has {compress(unknown)} (--{key}); all nodes: sinfo -N")
         return found
 
 

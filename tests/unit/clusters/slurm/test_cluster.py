@@ -216,11 +216,15 @@ def test_a_job_that_only_has_the_same_id_is_left_alone():
         ),
         ({"partition": "short", "time": "UNLIMITED"}, "allows at most 01:00:00, not UNLIMITED"),
         ({"partition": "shut"}, "partition 'shut' is DOWN"),
+        ({"exclude": "node[2-3]"}, ""),
+        ({"exclude": "node[3-6]"}, "no partition has node[5-6] (--exclude); all nodes: sinfo -N"),
+        ({"nodelist": "node99"}, "no partition has node99 (--nodelist)"),
     ],
 )
 def test_requests_are_held_against_the_limits_of_now(values, problem):
     shown = (RECORDED / "partitions.txt").read_text()
-    found = cluster(FakeShell(answers={"scontrol": shown})).problems(spec(**values))
+    answers = {"scontrol": shown, "sinfo": "node[1-3]\nnode3,node4\n"}
+    found = cluster(FakeShell(answers=answers)).problems(spec(**values))
     assert (problem in found[0]) if problem else found == []
 
 
