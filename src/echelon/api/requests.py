@@ -12,7 +12,7 @@ from echelon.api.script_checks import mention_directives
 from echelon.core.notes import note
 from echelon.errors import UsageError
 from echelon.spec.job_spec import KEYS
-from echelon.spec.merging import Layer, Merged, merge
+from echelon.spec.merging import OF_PROFILE, Layer, Merged, merge
 
 POSITIONAL = ("script", "args")
 SPELLING = {"slurm.extra": "slurm", "modules": "load"}
@@ -53,7 +53,7 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
     host, workdir = "", ""
     if profile:
         values = dict(profile.values)
-        host, workdir = (_take_text(values, key, profile.source) for key in ("host", "workdir"))
+        host, workdir = (_take_text(values, key, profile.source) for key in OF_PROFILE)
         layers.append(Layer(source=profile.source, values=values))
     layers.append(Layer(source=project.source, values=flatten(ours)))
     job = None

@@ -37,6 +37,10 @@ class Merged:
     """The project's folder on that host, if one was named."""
 
 
+OF_PROFILE = ("host", "workdir")
+"""Keys of a cluster profile that are not part of a request."""
+
+
 def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
     """Yield the values that no later layer overrides: an overridden one may be invalid."""
     tables = {name for name, key in KEYS.items() if isinstance(getattr(JobSpec(), key.field), dict)}
@@ -60,7 +64,11 @@ def merge(layers: Sequence[Layer]) -> Merged:
     for layer, name, raw in _in_force(layers):
         if name not in KEYS:
             problems.append(f"{layer.source}: unknown key '{name}'")
-            hints.append(nearest(name, tuple(KEYS)))
+            hints.append(
+                f"'{name}' belongs in a profile: [clusters.NAME]"
+                if name in OF_PROFILE
+                else nearest(name, (*KEYS, *OF_PROFILE))
+            )
             continue
         key = KEYS[name]
         try:

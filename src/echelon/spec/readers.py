@@ -216,4 +216,4 @@ def nearest(wrong: str, right: Sequence[str]) -> str:
 
 
 def _closest(wrong: str, right: Sequence[str]) -> str:
-    return next(iter(difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)), "")
+    return next(iter(difflib.get_close_matches(wrong, right, n=1, cutoff=0.6)), "")

@@ -137,6 +137,8 @@ def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
         ),
         (b"gpus = [1]\n", "echelon.toml: gpus: [1] is not a whole number", "for example 4"),
         (b"gpsu = 1\n", "unknown key 'gpsu'", "did you mean 'gpus'?"),
+        (b'hots = "x"\n', "unknown key 'hots'", "did you mean 'host'?"),
+        (b'host = "x"\n', "unknown key 'host'", "'host' belongs in a profile: [clusters.NAME]"),
         (b'cluster = "x"\n[clusters]\nx = 3\n', "'x' is not a table", "[clusters.x]"),
         (b"env = 3\n", "env: 3 is not a table", "[env]"),
     ],
