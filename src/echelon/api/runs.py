@@ -38,6 +38,8 @@ from echelon.spec.readers import nearest
 
 _NAMED = 8
 """Number of file names that are suggested for a missing script."""
+_SHOWN = 200
+"""Characters of a program's message that are shown."""
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 """Letters and digits that are not easily confused."""
 
@@ -72,12 +74,20 @@ def check_files(spec: JobSpec, folder: Path) -> list[str]:
             f"Slurm cannot write output in {folder}, because its name has a backslash: "
             "rename it, or set --output"
         )
-    if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
-        found.append(
-            f"no virtual environment in {folder / spec.venv}: create it with python3 -m venv, or "
-            "choose another with --venv"
-        )
+    if spec.venv and (problem := _check_venv(folder / spec.venv)):
+        found.append(problem)
     return found
+
+
+def _check_venv(venv: Path) -> str:
+    try:
+        (venv / "bin" / "activate").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        create = "create it with python3 -m venv, or choose another with --venv"
+        return f"no virtual environment in {venv}: {create}"
+    except OSError as error:
+        return f"cannot read the virtual environment {venv}: {error.strerror}: {error.filename}"
+    return ""
 
 
 def _check_script(spec: JobSpec, script: Path) -> list[str]:
@@ -110,23 +120,31 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     script = folder / spec.script
     if spec.conda or spec.modules or spec.prologue or spec.image or not script.is_file():
         return []
+    if spec.venv and not spec.python and _check_venv(folder / spec.venv):
+        return []  # check_files reports it
     python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    needs_torch = b"torch" in script.read_bytes()
     if shell.which(str(folder / python) if "/" in python else python) is None:
-        missing = spec.venv and not spec.python and not (folder / spec.venv).is_dir()
-        return [] if missing else [_no_python(python)]  # check_files reports the missing directory
-    if b"torch" not in script.read_bytes() or _is_own(python):
+        problem = f"Python not found: '{python}'"
+    elif _is_own(python) or not (needs_torch or spec.python or spec.venv):
         return []
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    else:
+        problem = _try_python(python, shell, needs_torch=needs_torch)
+    return [f"{problem}; choose another with --python, --venv or --conda"] if problem else []
+
+
+def _try_python(python: str, shell: Shell, *, needs_torch: bool) -> str:
+    look = "import importlib.util; print('torch', importlib.util.find_spec('torch') is not None)"
     try:
-        done = shell.run([python, "-c", look], timeout_s=60)
-    except MissingProgramError:
-        return [_no_python(python)]
-    fix = f"{python} -m pip install torch, or choose another with --python, --venv or --conda"
-    return [f"the Python '{python}' has no torch: {fix}"] if done.code else []
-
-
-def _no_python(python: str) -> str:
-    return f"Python not found: '{python}'; choose another with --python, --venv or --conda"
+        done = shell.run([python, "-"], stdin=look, timeout_s=60)
+    except (MissingProgramError, OSError) as error:
+        return f"'{python}' cannot be executed: {error}"
+    if not done.stdout.startswith("torch "):
+        said = next(iter(done.stderr.splitlines()), "it printed nothing")[:_SHOWN]
+        return f"'{python}' is not a working Python: {said}"
+    if needs_torch and "True" not in done.stdout:
+        return f"the Python '{python}' has no torch: run {python} -m pip install torch"
+    return ""
 
 
 def _is_own(python: str) -> bool:
@@ -187,8 +205,10 @@ def prepare_run(
             tasks=tasks,
             environment=environment,
         )
-    except BaseException:
+    except BaseException as error:
         remove_tree(run.path)  # leave no incomplete run
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(run.path)  # the system does not name the file of a failed write
         raise
 
 

@@ -4,8 +4,10 @@ Imports stay light, because no command must wait for a library that it does not 
 imports what it calls, and help texts are plain for the same reason.
 """
 
+import errno
 import io
 import os
+import shlex
 import signal
 import sys
 from typing import NoReturn
@@ -61,9 +63,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _reader_left() -> int:
-    """Return the exit code for a closed pipe, and discard what is still buffered."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """Return the exit code for a closed pipe."""
+    _discard_output()
     return 128 + signal.SIGPIPE
+
+
+def _discard_output() -> None:
+    """Discard what is still buffered: Python would try to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def explain(error: Exception) -> EchelonError:
@@ -88,11 +95,25 @@ def _explain_files(error: OSError) -> EchelonError:
         return UsageError(
             "the current directory has been deleted", hint="change to another one: cd"
         )
-    if isinstance(error, PermissionError):
-        return NotPermittedError(
-            f"{error.filename}: {error.strerror}", hint="check its owner and mode: ls -ld"
-        )
-    return UnavailableError(
-        f"{error.filename or 'standard output'}: {error.strerror}",
-        hint="check the path (ls -ld) and free disk space (df -h)",
+    path = error.filename
+    what = path or ("" if _can_print() else "standard output")
+    said = f"{what}: {error.strerror}" if what else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space (df -h, quota), or use another directory"
+        return UnavailableError(said, hint=hint)
+    hint = "show where it failed: echelon --debug …"
+    if path:
+        hint = f"check its owner and mode: ls -ld {shlex.quote(str(path))}"
+    return (NotPermittedError if isinstance(error, PermissionError) else UnavailableError)(
+        said, hint=hint
     )
+
+
+def _can_print() -> bool:
+    """Tell whether standard output takes what was printed; a failed write is tried again."""
+    try:
+        console.flush()
+    except OSError:
+        _discard_output()
+        return False
+    return True

@@ -55,8 +55,10 @@ def replacing(path: Path, *, mode: int = 0o600, sync: bool = True) -> Iterator[B
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # the system does not name the file of a failed write
         raise
     if sync:
         sync_folder(path.parent)

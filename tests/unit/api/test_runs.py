@@ -1,3 +1,4 @@
+import errno
 import json
 import marshal
 import py_compile
@@ -11,7 +12,7 @@ from echelon.api import outcomes, runs
 from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.core.shell import FakeShell, LocalShell, Result
+from echelon.core.shell import FakeShell, LocalShell
 from echelon.errors import NotFoundError, UsageError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
@@ -117,20 +118,23 @@ def test_what_is_not_unique_is_told(three):
 
 
 @pytest.mark.parametrize(
-    ("source", "values", "code", "problem"),
+    ("source", "values", "said", "problem"),
     [
-        ("import torch", {}, 1, "the Python 'python3' has no torch"),
-        ("import torch", {"python": "/p"}, 1, "the Python '/p' has no torch"),
-        ("import torch", {"venv": "v"}, 1, "/v/bin/python' has no torch"),
-        ("import torch", {}, 0, ""),
-        ("pass", {}, 1, ""),
-        ("import torch", {"conda": "x"}, 1, ""),
-        ("import torch", {"modules": ["x"]}, 1, ""),
+        ("import torch", {}, "torch False", "the Python 'python3' has no torch"),
+        ("import torch", {"python": "/p"}, "torch False", "the Python '/p' has no torch"),
+        ("import torch", {"venv": "v"}, "torch False", "/v/bin/python' has no torch"),
+        ("import torch", {}, "torch True", ""),
+        ("pass", {}, "torch False", ""),
+        ("pass", {"python": "/p"}, "torch False", ""),
+        ("import torch", {"conda": "x"}, "torch False", ""),
+        ("import torch", {"modules": ["x"]}, "torch False", ""),
     ],
 )
-def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, values, code, problem):
+def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, values, said, problem):
     (tmp_path / "train.py").write_text(source)
-    shell = FakeShell(answers={"": Result(argv=("python",), code=code)})
+    (tmp_path / "v" / "bin").mkdir(parents=True)
+    (tmp_path / "v" / "bin" / "activate").touch()
+    shell = FakeShell(answers={"": f"{said}\n"})
     found = runs.check_python(spec(script="train.py", **values), tmp_path, shell)
     assert (problem in found[0]) if problem else found == []
 
@@ -144,10 +148,32 @@ def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("#!/bin/sh\necho cannot run that >&2; exit 1", "is not a working Python: cannot run that"),
+        ("#!/bin/sh\n", "is not a working Python: it printed nothing"),
+        ("text", "cannot be executed: [Errno 8] Exec format error"),
+        ("#!/nowhere/python\n", "cannot be executed: "),
+    ],
+)
+def test_a_program_that_is_no_python_is_noticed(tmp_path, content, problem):
+    program = tmp_path / "p"
+    program.write_text(content)
+    program.chmod(0o755)
+    (tmp_path / "train.py").write_text("pass")
+    (found,) = runs.check_python(
+        spec(script="train.py", python=str(program)), tmp_path, LocalShell()
+    )
+    assert found.startswith(f"'{program}' {problem}")
+
+
+@pytest.mark.parametrize(
     ("content", "values", "problem"),
     [
         (None, {}, "does not exist"),
         ("def", {}, "does not compile"),
+        ("pass", {"venv": "v"}, "no virtual environment in "),
+        ("pass", {"venv": "v" * 300}, "cannot read the virtual environment "),
         ("pass", {"output": "nowhere/%j.out"}, "the output directory"),
         ("pass", {"venv": "nowhere"}, "no virtual environment"),
         ("pass", {"output": "%j.out"}, ""),
@@ -166,6 +192,18 @@ def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="line break"):
         runs.prepare_run(spec(script="train.py"), tmp_path / "runs", folder)
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_run_for_which_no_space_is_left_is_named(tmp_path):
+    def fill_the_disk(_run):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        runs.prepare_run(
+            spec(script="train.py"), tmp_path, tmp_path, run_id="train-1", take_code=fill_the_disk
+        )
+    assert caught.value.filename == str(tmp_path / "train-1")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_whose_directory_was_deleted_was_not_forgotten_to_be_queued(tmp_path):
