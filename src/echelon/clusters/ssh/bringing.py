@@ -13,6 +13,7 @@ import re
 import tarfile
 
 from echelon.clusters.ssh.connection import Connection
+from echelon.clusters.ssh.failures import explain_ssh, is_lost
 from echelon.clusters.ssh.files import find_files
 from echelon.errors import EchelonError, UnavailableError
 
@@ -131,6 +132,8 @@ def bring(connection: Connection, python: str, place: str) -> None:
     line = f"import sys; exec(sys.stdin.buffer.read({len(script)}))"
     talk = connection.open(f'exec {_quote(found)} -I -c "{line}"')
     _, errors = talk.communicate(script + content, timeout=_INSTALL_S)
+    if is_lost(talk.returncode):
+        raise explain_ssh(connection.host, errors.decode(errors="replace"))
     if talk.returncode:
         raise explain_installation(connection.host, errors.decode(errors="replace"))
 

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.clusters.ssh.call import LOST
-from echelon.clusters.ssh.failures import explain_ssh
+from echelon.clusters.ssh.failures import explain_ssh, is_lost
 from echelon.clusters.ssh.site import check_host
 from echelon.core.atomic_file import make_private
 from echelon.core.shell import Result, Shell
@@ -64,7 +63,7 @@ class Connection:
         """
         self.connect()
         done = self._shell.run([*self._argv(), command], stdin=stdin, timeout_s=timeout_s)
-        if done.code == LOST:
+        if is_lost(done.code):
             raise explain_ssh(self.host, done.stderr)
         return done
 
@@ -163,7 +162,7 @@ class Connection:
                     break
                 time.sleep(_LOOK_S)
             said = os.pread(log.fileno(), _MOST_SAID, 0)
-        if starting.returncode == LOST:
+        if is_lost(starting.returncode):
             raise explain_ssh(self.host, said.decode(errors="replace"))
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from echelon.clusters.ssh.call import LOST
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 
 
@@ -63,6 +64,11 @@ _KNOWN: tuple[tuple[str, Callable[..., EchelonError], str, str], ...] = (
         "correct the file that it names",
     ),
 )
+
+
+def is_lost(code: int) -> bool:
+    """Tell whether ssh ended without a command's exit code: it failed, or a signal killed it."""
+    return code == LOST or code < 0
 
 
 def explain_ssh(host: str, stderr: str) -> EchelonError:

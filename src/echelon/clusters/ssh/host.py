@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from echelon.clusters.ssh.brought import FOLDER, find_id
 from echelon.clusters.ssh.call import LOST, MARK, Call
 from echelon.clusters.ssh.connection import Connection
-from echelon.clusters.ssh.failures import UnreachableError, explain_ssh
+from echelon.clusters.ssh.failures import UnreachableError, explain_ssh, is_lost
 from echelon.clusters.ssh.site import Site
 from echelon.core.shell import Shell
 from echelon.core.stream import Stream
@@ -73,7 +73,7 @@ class Host:
         if talk.has_begun():
             return talk
         code, errors = talk.finish()
-        if code == LOST:
+        if is_lost(code):
             raise explain_ssh(self.site.host, errors)
         return None
 
@@ -83,7 +83,8 @@ class Host:
     def show(self, call: Call) -> int:
         """Run a command there in our terminal, and return its exit code; LOST if that broke."""
         self.start(Call(argv=(), folder="~")).finish()  # so that it is there
-        return self.connection.open(self._line(call.encode()), terminal=True).wait()
+        code = self.connection.open(self._line(call.encode()), terminal=True).wait()
+        return LOST if is_lost(code) else code
 
 
 def parse_frame(line: bytes) -> list[Any] | None:
@@ -187,7 +188,7 @@ class Talk:
     def explain(self) -> EchelonError:
         """Return why the conversation ended too early: ssh's reason, or the command's."""
         code, errors = self.finish()
-        if code == LOST:
+        if is_lost(code):
             known = explain_ssh(self._host, errors)
             return LostConnectionError(known.message, hint=known.hint)
         said = (errors.strip().splitlines() or ["no message"])[-1]

@@ -1,0 +1,32 @@
+import subprocess
+
+import pytest
+
+from echelon.clusters.ssh.host import LostConnectionError, Talk
+from echelon.errors import EchelonError
+
+BEGIN = "printf '\\036echelon\\n'; printf '[\"out\", \"a\"]\\n'; "
+
+
+def talk(script):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return Talk("login", subprocess.Popen(["sh", "-c", BEGIN + script], **pipes))
+
+
+@pytest.mark.parametrize("end", ["exit 255", "kill -KILL $$", "kill -TERM $$", "kill -HUP $$"])
+def test_ssh_that_fails_or_is_killed_is_a_lost_connection(end):
+    """Followers connect again after it."""
+    there = talk(end)
+    assert there.has_begun()
+    frames = there.frames()
+    assert next(frames) == ["out", "a"]
+    with pytest.raises(LostConnectionError, match="the connection to login failed"):
+        next(frames)
+
+
+def test_a_command_that_ends_without_its_last_frame_is_a_bug():
+    there = talk("echo odd >&2; exit 3")
+    assert there.has_begun()
+    with pytest.raises(EchelonError, match="ended with exit code 3: odd") as caught:
+        list(there.frames())
+    assert "this is a bug" in caught.value.hint
