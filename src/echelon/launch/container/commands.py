@@ -211,7 +211,12 @@ _REASONS = (
         "check its name and tag; for a private registry, log in first",
     ),
     (
-        r"user namespace|newuidmap|/etc/sub[ug]id|max_user_namespaces|unprivileged_userns",
+        r"new[ug]idmap|/etc/sub[ug]id|insufficient [UG]IDs",
+        "the runtime has no user ids for the owners of the image's files",
+        "ask the site for newuidmap (Debian: uidmap) and entries in /etc/subuid and /etc/subgid",
+    ),
+    (
+        r"user namespace|max_user_namespaces|unprivileged_userns",
         "this node does not allow user namespaces, which the runtime needs",
         "ask the site to allow them (sysctl user.max_user_namespaces), or for setuid apptainer",
     ),
@@ -226,9 +231,10 @@ _REASONS = (
 
 def explain_failure(runtime: str, image: str, said: str) -> tuple[str, str]:
     """Return why a runtime failed, from what it printed, and what helps."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    # The last ones first: messages of the log come before the error.
+    lines = [line.strip() for line in said.splitlines() if line.strip()][::-1]
     for pattern, reason, hint in _REASONS:
         if found := next((one for one in lines if re.search(pattern, one, re.IGNORECASE)), ""):
             return f"{reason} ({image}): {found[:300]}", hint
-    last = lines[-1][:300] if lines else "it printed nothing"
+    last = lines[0][:300] if lines else "it printed nothing"
     return f"{runtime} cannot start {image}: {last}", f"try it by hand: {runtime} --help"

@@ -136,7 +136,15 @@ def test_what_is_not_a_mount(text):
         ("x\nError: write /var: no space left on device\n", "no space left for the image"),
         ("exec /usr/bin/python3: exec format error", "the image is for another architecture"),
         ("Error: reading manifest 9 in h/x: manifest unknown", "the image was not found"),
-        ("FATAL: container creation failed: user namespace disabled", "user namespaces"),
+        ("FATAL: container creation failed: user namespace disabled", "allow user namespaces"),
+        (
+            'Error: exec: "newuidmap": executable file not found in $PATH',
+            "no user ids for the owners",
+        ),
+        (
+            "level=error insufficient UIDs in user namespace\nError: insufficient UIDs in user x",
+            "no user ids for the owners of the image's files (x): Error: insufficient",
+        ),
         ('Error: exec: "python3": executable file not found in $PATH', "no such Python"),
         ("something\n\nlast line\n", "podman cannot start x: last line"),
         ("", "it printed nothing"),
