@@ -125,7 +125,8 @@ class _Lines:
 
     def __init__(self, run: RunDir, rank: int | None) -> None:
         self._run, self._rank = run, rank
-        self._ranks = RunLogs(run.logs, rank=rank) if has_controller(run) else None
+        wanted = frozenset(() if rank is None else (rank,))
+        self._ranks = RunLogs(run.logs, ranks=wanted) if has_controller(run) else None
         self._jobs: dict[Path, Tail] = {}
 
     def __call__(self, *, over: bool) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """How a run stands: its current job, and why it failed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from echelon.run.verdict import Verdict
 
 
-def current_job(run: RunDir, cluster: "Jobs") -> Job:
+def current_job(run: RunDir, cluster: "Jobs", attempted: Sequence[Attempt] | None = None) -> Job:
     """Return the job of the current attempt: the active one, or else the last.
+
+    `attempted` are the run's attempts, if the caller has read them.
 
     Raises:
         NotFoundError: the run directory was deleted.
@@ -24,7 +27,8 @@ def current_job(run: RunDir, cluster: "Jobs") -> Job:
             f"the run directory was deleted: {run.path}",
             hint="check for remaining jobs: squeue --me",
         )
-    known = [one for one in attempts(run) if not is_skipped(run, one)]
+    attempted = attempts(run) if attempted is None else attempted
+    known = [one for one in attempted if not is_skipped(run, one)]
     if not known:
         return Job(id="", state="UNSUBMITTED", reason="created, but never submitted")
     last = _job_of(run, known[-1], cluster)

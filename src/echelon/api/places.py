@@ -1,7 +1,7 @@
 """Select the cluster of a run: a named one, or where it was started."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from echelon.core.jobs import LOCAL, RAY, Job
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
-from echelon.run.attempts import attempts
+from echelon.run.attempts import Attempt, attempts
 from echelon.run.directory import RunDir
 
 if TYPE_CHECKING:
@@ -79,14 +79,18 @@ class Places:
     def __init__(self) -> None:
         self._known: dict[str, _Glance] = {}
 
-    def job(self, run: RunDir) -> Job:
-        """Return a run's current job; UNKNOWN, with the reason, if its cluster does not respond."""
+    def job(self, run: RunDir, known: Sequence[Attempt] | None = None) -> Job:
+        """Return a run's current job; UNKNOWN, with the reason, if its cluster does not respond.
+
+        `known` are its attempts, if the caller has read them.
+        """
         from echelon.api.outcomes import current_job  # noqa: PLC0415
 
-        return current_job(run, self._of(run))
+        known = attempts(run) if known is None else known
+        return current_job(run, self._of(run, known), known)
 
-    def _of(self, run: RunDir) -> "_Glance":
-        found = cluster_of(run, glance=True)
+    def _of(self, run: RunDir, known: Sequence[Attempt]) -> "_Glance":
+        found = cluster_of(run, glance=True, known=known)
         address, given = getattr(found, "address", ""), getattr(found, "given", True)
         key = f"{type(found)} {address} {given}"
         if not given and key not in self._known:
@@ -113,15 +117,22 @@ class _Glance:
         return Job(id=job_id, state="UNKNOWN", reason=self._away)
 
 
-def cluster_of(run: RunDir, *, address: str = "", glance: bool = False) -> "Cluster":
+def cluster_of(
+    run: RunDir,
+    *,
+    address: str = "",
+    glance: bool = False,
+    known: Sequence[Attempt] | None = None,
+) -> "Cluster":
     """Return the cluster where a run was started.
 
     Args:
         run: the run.
         address: the current address of its Ray cluster.
         glance: only show states; ignore a cluster that does not respond.
+        known: its attempts, if the caller has read them.
     """
-    jobs = [attempt.job_id for attempt in attempts(run)]
+    jobs = [attempt.job_id for attempt in (attempts(run) if known is None else known)]
     runs = run.path.parent
     if on_ray := [job for job in jobs if job.startswith(RAY)]:
         from echelon.clusters.ray import address as rayaddress  # noqa: PLC0415

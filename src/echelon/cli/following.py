@@ -6,7 +6,8 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from echelon.api.waiting import carry_to_the_end, wait_for_run
@@ -14,10 +15,14 @@ from echelon.cli import console
 from echelon.clusters.base import Cluster
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
+from echelon.core.records import MOST_RANKS
+from echelon.core.units import parse_duration
 from echelon.core.visible import in_one_line, is_redrawn, settled
+from echelon.errors import NotFoundError, UsageError
 from echelon.run.attempts import attempts, find_output
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
+from echelon.run.events import GenerationStarted, RunEvents
 from echelon.run.metrics import MetricEvent, StepLogged, render_progress
 from echelon.run.rank_logs import Line, RunLogs, Tail, last_lines_start
 from echelon.run.request import has_controller
@@ -25,6 +30,8 @@ from echelon.run.request import has_controller
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
 """The label that srun puts before a task's line."""
+_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_AGO = re.compile(r"(?:[0-9]+[dhms])+", re.IGNORECASE)
 _BAR_S, _LINE_S = 0.2, 10.0
 """Seconds between two states of a rank's progress bar: in a terminal, and elsewhere."""
 
@@ -34,10 +41,9 @@ def follow_run(
     cluster: Cluster,
     *,
     show: bool,
-    rank: int | None = None,
+    choice: "Choice | None" = None,
     resubmit: bool = False,
     raw: bool = False,
-    tail: int | None = None,
     place: "Place | None" = None,
 ) -> Job:
     """Wait until a run ends, over all its jobs.
@@ -46,29 +52,99 @@ def follow_run(
         run: the run.
         cluster: where it runs.
         show: print its output.
-        rank: print only this rank's output.
+        choice: print only these lines.
         resubmit: submit the next attempt when the run's own jobs cannot.
         raw: print control characters unchanged.
-        tail: of what is there already, print only so many lines.
         place: where to begin, and who is told how far the output was printed.
 
     Returns:
         its last job.
     """
-    screen = _Screen(run, rank, raw=raw, tail=tail, place=place) if show else None
+    screen = _Screen(run, choice, raw=raw, place=place) if show else None
     return wait_for_run(run, cluster, screen, resubmit=resubmit)
 
 
 def follow_to_the_end(run: RunDir, cluster: Cluster) -> Job:
     """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    return carry_to_the_end(run, cluster, _Screen(run, None))
+    return carry_to_the_end(run, cluster, _Screen(run))
 
 
-def print_logs(
-    run: RunDir, *, rank: int | None, raw: bool = False, tail: int | None = None
-) -> bool:
-    """Print the output of a run, or its last lines; return whether there was any."""
-    return _Screen(run, rank, raw=raw, tail=tail).show(over=True)
+def print_logs(run: RunDir, choice: "Choice", *, raw: bool = False) -> bool:
+    """Print the output of a run, or some of its lines; return whether there was any."""
+    return _Screen(run, choice, raw=raw).show(over=True)
+
+
+@frozen
+class Choice:
+    """Which lines of a run's output to print."""
+
+    ranks: frozenset[int] = frozenset()
+    """Only of these ranks; empty for all."""
+    tail: int | None = None
+    """Of what is there already, only so many lines."""
+    since_s: float = 0.0
+    """Only lines that were printed since then, in seconds since the epoch."""
+
+    @classmethod
+    def of(cls, run: RunDir, *, rank: Sequence[str], tail: int | None, since: str) -> "Choice":
+        """Return the choice that the options of `logs` describe.
+
+        Raises:
+            UsageError: a value is invalid.
+            NotFoundError: the run has no such rank.
+        """
+        ranks = parse_ranks(rank)
+        since_s = parse_since(since, time.time()) if since else 0.0
+        if ranks:
+            _check_ranks(run, max(ranks))
+        return cls(ranks=ranks, tail=tail, since_s=since_s)
+
+
+def parse_ranks(texts: Sequence[str]) -> frozenset[int]:
+    """Parse numbers and ranges of ranks, such as `0,4-7`.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    found: set[int] = set()
+    for part in ",".join(texts).split(",") if texts else ():
+        match = _RANKS.fullmatch(part.strip())
+        if not match or int(match[2] or match[1]) >= MOST_RANKS:
+            raise UsageError(f"'{part}' is not a rank", hint="write numbers and ranges: 3 or 0,4-7")
+        found |= {*range(int(match[1]), int(match[2] or match[1]) + 1)}
+    return frozenset(found)
+
+
+def parse_since(text: str, now_s: float) -> float:
+    """Parse a time, or how long ago it was; return seconds since the epoch.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if _AGO.fullmatch(text):  # without a unit, it could be minutes or seconds
+        return now_s - (parse_duration(text) or 0)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"invalid value for --since: '{text}'",
+            hint="write how long ago (90s, 10m, 1h30m, 2d) or a time (2026-01-31T17:00)",
+        ) from None
+
+
+def _check_ranks(run: RunDir, highest: int) -> None:
+    """Check that a rank has existed, if any has."""
+    sizes = [
+        record.event.world_size
+        for _, record in RunEvents(run).read()
+        if isinstance(record.event, GenerationStarted)
+    ]
+    if sizes and highest >= (size := max(sizes)):
+        known = f"its ranks are 0-{size - 1}" if size > 1 else "its only rank is 0"
+        raise NotFoundError(
+            f"the run '{run.run_id}' has no rank {highest}: {known}",
+            hint=f"print all ranks' output: echelon logs {run.run_id}",
+        )
 
 
 @frozen
@@ -87,22 +163,22 @@ class _Screen:
     def __init__(
         self,
         run: RunDir,
-        rank: int | None,
+        choice: Choice | None = None,
         *,
         raw: bool = False,
-        tail: int | None = None,
         place: Place | None = None,
     ) -> None:
-        begin = place.begin if place else None
-        self._run, self._rank, self._raw = run, rank, raw
-        self._last = tail if begin is None else None
-        self._logs = RunLogs(run.logs, rank=rank)
+        begin, choice = place.begin if place else None, choice or Choice()
+        self._run, self._ranks, self._raw = run, choice.ranks, raw
+        self._last = choice.tail if begin is None else None
+        self._since_s = choice.since_s if begin is None else 0.0
+        self._logs = RunLogs(run.logs, ranks=choice.ranks)
         self._jobs: dict[Path, Tail] = {}
         if begin is not None:
             self._logs.continue_from(begin["ranks"])
             self._jobs = {Path(p): Tail(Path(p), start=end) for p, end in begin["jobs"].items()}
-        elif tail is not None:
-            self._logs.skip(tail)
+        elif self._last is not None:
+            self._logs.skip(self._last)
         self._bar = _Bar(run, self._logs)
         self._place = place
 
@@ -132,6 +208,9 @@ class _Screen:
             path = find_output(self._run, attempt)
             if attempt.output and path.is_file():
                 if path not in self._jobs:
+                    # The lines of a job have no times: an old file is skipped as a whole.
+                    if path.stat().st_mtime < self._since_s:
+                        continue
                     start = 0 if self._last is None else last_lines_start(path, self._last)
                     self._jobs[path] = Tail(path, start=start)
                 for _, text in self._jobs[path].read(over=over):
@@ -143,6 +222,8 @@ class _Screen:
         found = False
         # Lines without a recorded time are the newest, whatever our own clock says.
         lines: Iterable[Line] = self._logs.read(over=over, now_s=math.inf)
+        if self._since_s:
+            lines = (line for line in lines if line.time_s >= self._since_s)
         if self._last is not None:
             lines = deque(lines, maxlen=self._last)
         for line in lines:
@@ -159,11 +240,11 @@ class _Screen:
         Returns whether it was printed.
         """
         match = _LABEL.match(text) if labelled else None
-        if not labelled and self._rank is None:
+        if not labelled and not self._ranks:
             console.note(settled(text))
-        elif self._rank is None and match is None:
+        elif not self._ranks and match is None:
             self._print(text)
-        elif match and self._rank in (None, int(match[1])):
+        elif match and (not self._ranks or int(match[1]) in self._ranks):
             self._print_labelled(int(match[1]), text[match.end() :])
         else:
             return False

@@ -157,7 +157,7 @@ class Framed(io.TextIOBase):
 def _follow(wanted: dict[str, Any], frames: Frames) -> int:
     from echelon.api.places import cluster_of  # noqa: PLC0415
     from echelon.api.waiting import exit_code  # noqa: PLC0415
-    from echelon.cli.following import Place, follow_run  # noqa: PLC0415
+    from echelon.cli.following import Choice, Place, follow_run  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
 
     told = 0
@@ -176,10 +176,9 @@ def _follow(wanted: dict[str, Any], frames: Frames) -> int:
             run,
             cluster_of(run),
             show=wanted["show"],
-            rank=wanted["rank"],
+            choice=Choice.of(run, rank=wanted["rank"], tail=wanted["tail"], since=wanted["since"]),
             resubmit=wanted["resubmit"],
             raw=wanted["raw"],
-            tail=wanted["tail"],
             place=Place(tell=tell, begin=wanted["begin"]),
         )
     )

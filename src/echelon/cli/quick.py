@@ -19,23 +19,31 @@ class Options(NamedTuple):
     """The run, if none is named; empty if one has to be, None if the command takes none."""
     flags: Mapping[str, str] = {"--json": "as_json"}
     """Word → parameter."""
-    numbers: Mapping[str, str] = {}
-    """Likewise; a number follows."""
+    valued: Mapping[str, tuple[str, type]] = {}
+    """Word → parameter and the type of its value; a list if the option can be repeated."""
 
 
 COMMANDS = {
-    "ps": Options(run=None),
+    "ps": Options(
+        run=None, valued={"--state": ("state", list), "-n": ("last", int), "--last": ("last", int)}
+    ),
     "status": Options(),
     "why": Options(),
     "logs": Options(
         flags={"-f": "follow", "--follow": "follow", "--raw": "raw"},
-        numbers={"--rank": "rank", "--tail": "tail"},
+        valued={
+            "--rank": ("rank", list),
+            "-n": ("tail", int),
+            "--tail": ("tail", int),
+            "--since": ("since", str),
+        },
     ),
     "stop": Options(run="", flags={}),
     "cancel": Options(run="", flags={}),
 }
 _PLACES = {"--cluster": "cluster", "--host": "host"}
 _MOST_DIGITS = 9
+_UNSET: Mapping[type, Any] = {int: None, str: "", list: []}
 
 
 class Call(NamedTuple):
@@ -49,9 +57,11 @@ class Call(NamedTuple):
         """Return the command and its options, without the run and where it is."""
         options, values = COMMANDS[self.name], self.values
         words = [
-            f"{word}={values[name]}"
-            for word, name in options.numbers.items()
-            if values[name] is not None
+            f"{word}={value}"
+            for word, (name, kind) in options.valued.items()
+            if word[1] == "-"
+            for value in (values[name] if kind is list else [values[name]])
+            if value not in (None, "")
         ]
         words += [word for word, name in options.flags.items() if values[name] and word[1] == "-"]
         return [self.name, *words]
@@ -63,7 +73,7 @@ def parse(arguments: Sequence[str]) -> Call | None:
     if options is None:
         return None
     flags = dict.fromkeys(options.flags.values(), False)
-    values: dict[str, Any] = {**flags, **dict.fromkeys(options.numbers.values())}
+    values: dict[str, Any] = {**flags, **{n: _UNSET[kind] for n, kind in options.valued.values()}}
     values |= dict.fromkeys(_PLACES.values(), "")
     runs: list[str] = []
     words = list(arguments[1:])
@@ -76,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Call | None:
             runs.append(word)
         elif word in options.flags:
             values[options.flags[word]] = True
-        elif named := _take_value(word, words, options):
+        elif named := _take_value(word, words, options, values):
             values |= named
         else:
             return None
@@ -87,15 +97,20 @@ def parse(arguments: Sequence[str]) -> Call | None:
     return Call(arguments[0], {**values, "run": run})
 
 
-def _take_value(word: str, words: list[str], options: Options) -> dict[str, Any]:
+def _take_value(
+    word: str, words: list[str], options: Options, before: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the parameter of an option, whose value may be the next word; empty if it is wrong."""
     name, equals, value = word.partition("=")
     if not equals and words:
         value = words.pop(0)
     if name in _PLACES and value and not value.startswith("-"):
         return {_PLACES[name]: value}
-    if name in options.numbers and value.isascii() and value.isdecimal():
-        return {options.numbers[name]: int(value)} if len(value) <= _MOST_DIGITS else {}
+    parameter, kind = options.valued.get(name, ("", None))
+    if kind is int and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
+        return {parameter: int(value)}
+    if kind in (str, list) and value and not value.startswith("-"):
+        return {parameter: [*before[parameter], value] if kind is list else value}
     return {}
 
 

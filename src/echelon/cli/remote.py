@@ -158,15 +158,16 @@ def follow(
     name: str,
     *,
     show: bool = True,
-    rank: int | None = None,
+    rank: Sequence[str] = (),
     raw: bool = False,
     tail: int | None = None,
+    since: str = "",
     resubmit: bool = False,
 ) -> int:
     """Wait for a run's end, and return its exit code; see `follow_run`."""
-    wanted = {"run": name, "show": show, "rank": rank, "raw": raw, "tail": tail}
+    wanted = {"run": name, "show": show, "rank": list(rank), "raw": raw, "tail": tail}
     try:
-        for kind, value in follow_there(site, {**wanted, "resubmit": resubmit}):
+        for kind, value in follow_there(site, {**wanted, "since": since, "resubmit": resubmit}):
             if kind == "end":
                 return int(value)
             _print(kind, value)
@@ -180,7 +181,7 @@ def logs_there(there: There) -> int:
     """Print a run's output."""
     if not there.values["follow"]:
         return execute(there)
-    options = {key: there.values[key] for key in ("rank", "raw", "tail")}
+    options = {key: there.values[key] for key in ("rank", "raw", "tail", "since")}
     return follow(there.site, there.run, show=True, **options)
 
 
@@ -341,10 +342,10 @@ def with_files(*patterns: str) -> Callable[[There], int]:
 # --- all runs ---------------------------------------------------------------------------------
 
 
-def list_elsewhere() -> list[tuple["Site", list[dict[str, Any]]]]:
+def list_elsewhere(options: Sequence[str] = ()) -> list[tuple["Site", list[dict[str, Any]]]]:
     """Return the runs on hosts that this project was submitted to; note those without an answer.
 
-    All hosts are asked at the same time.
+    All hosts are asked at the same time. `options` are those of `ps`.
     """
     from echelon.api.register import is_inside, read_register  # noqa: PLC0415
 
@@ -355,7 +356,7 @@ def list_elsewhere() -> list[tuple["Site", list[dict[str, Any]]]]:
 
     def inquire(site: "Site") -> None:
         try:
-            answers[site] = _check_rows(site, ask_any(site, ["ps", "--json"]))
+            answers[site] = _check_rows(site, ask_any(site, ["ps", "--json", *options]))
         except EchelonError as error:
             answers[site] = error.message
 

@@ -3,19 +3,25 @@
 They are apart from their options (`cli/runs.py`), whose library takes longer to load than they do.
 """
 
+import contextlib
 import os
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from echelon.api.places import Places, cluster_of
 from echelon.cli import console
 from echelon.cli.defaults import RUNS
-from echelon.core.jobs import Job, short_id
+from echelon.core.jobs import RUNNING, Job, parse_states, short_id
+from echelon.core.units import render_age, render_time
 from echelon.errors import NotFoundError
-from echelon.run.attempts import attempts, is_of_use
+from echelon.run.attempts import attempts, find_durations, is_of_use
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, list_runs, list_sweeps
+from echelon.run.request import summarise
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
@@ -24,43 +30,98 @@ FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 """States of jobs that nobody knows."""
 
 
-def ps(*, runs_dir: Path, as_json: bool) -> int:
+def ps(*, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool) -> int:
     """List runs."""
     from echelon.cli.remote import list_elsewhere  # noqa: PLC0415
 
-    rows, places = [], Places()
-    silent: dict[str, str] = {}
-    for run in list_runs(runs_dir):
-        if run.task.exists():
-            continue  # its sweep has one row for all tasks
-        job, known = places.job(run), attempts(run)
-        if job.state == "UNKNOWN":
-            silent.setdefault(job.reason, run.run_id)
-        job_id = job.id if as_json else short_id(job.id)
-        rows.append(
-            [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
-        )
-    rows += _list_sweeps(runs_dir)
-    headings = ["run", "state", "job", "nodes", "submitted"]
-    elsewhere = list_elsewhere() if runs_dir == RUNS else []
+    wanted = parse_states(state)
+    found = [*_list_runs(runs_dir, wanted, last), *_list_sweeps(runs_dir, wanted)]
+    if last is not None:
+        found = sorted(found, key=lambda one: one[0])[max(0, len(found) - last) :]
+    rows = [row for _, row in found]
+    options = [f"--state={one}" for one in state] + ([f"--last={last}"] if last is not None else [])
+    elsewhere = list_elsewhere(options) if runs_dir == RUNS else []
     if elsewhere:
-        names, headings = headings, [*headings, "host"]
-        rows = [[*row, ""] for row in rows]
-        for site, found in elsewhere:
-            rows += [[*(str(one[name]) for name in names), site.host] for one in found]
+        rows = [{**row, "host": ""} for row in rows]
+        rows += [{**row, "host": site.host} for site, found in elsewhere for row in found]
     if as_json:
-        console.print_json([dict(zip(headings, row, strict=True)) for row in rows])
+        console.print_json(rows)
     elif rows:
-        console.print_table(headings, rows)
+        now_s, headings = time.time(), [*_COLUMNS, *(["host"] if elsewhere else [])]
+        console.print_table(headings, [_show(row, headings, now_s) for row in rows])
     else:
-        console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py")
-    for reason, run_id in silent.items():
-        console.note(f"{run_id}: the state is unknown: {reason}")
+        which = f"{' or '.join(sorted(wanted))} " if wanted else ""
+        console.note(
+            f"no {which}runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py"
+        )
     return 0
 
 
-def _list_sweeps(runs_dir: Path) -> list[list[str]]:
-    """Return one row per sweep: Slurm is asked about its tasks together."""
+_COLUMNS = ("run", "state", "job", "nodes", "submitted", "duration", "command")
+
+
+def _show(row: Mapping[str, Any], headings: Sequence[str], now_s: float) -> list[str]:
+    """Return a row's cells for people."""
+    took_s = row.get("duration_s")
+    cells = {**row, "job": ",".join(map(short_id, str(row["job"]).split(",")))}
+    with contextlib.suppress(ValueError):
+        submitted_s = datetime.fromisoformat(str(row["submitted"])).timestamp()
+        cells["submitted"] = render_age(now_s - submitted_s)
+    cells["duration"] = render_time(took_s) if isinstance(took_s, int | float) else ""
+    return [str(cells.get(name, "")) for name in headings]
+
+
+def _list_runs(
+    runs_dir: Path, wanted: frozenset[str], last: int | None
+) -> list[tuple[float, dict[str, Any]]]:
+    """Return when runs were created, and their rows: those in these states, if any is given.
+
+    Only the `last` newest are looked for, if that is a number.
+    """
+    places, now_s = Places(), time.time()
+    rows: list[tuple[float, dict[str, Any]]] = []
+    silent: dict[str, str] = {}
+    for run in reversed(list_runs(runs_dir)):
+        if len(rows) == last:
+            break
+        if run.task.exists():
+            continue  # its sweep has one row for all tasks
+        known = attempts(run)
+        job = places.job(run, known)
+        if job.state == "UNKNOWN":
+            silent.setdefault(job.reason, run.run_id)
+        if wanted and job.state not in wanted:
+            continue
+        asked = summarise(run)
+        took_s = find_durations(run, known, now_s if job.state in RUNNING else None)
+        row: dict[str, Any] = {
+            "run": run.run_id,
+            "state": job.state,
+            "job": job.id,
+            "nodes": job.nodes,
+        }
+        row |= {"submitted": known[-1].submitted if known else "", "command": asked.command}
+        row |= {"request": asked.request, "duration_s": _total(took_s)}
+        rows.append((_created(run), row))
+    for reason, run_id in silent.items():
+        console.note(f"{run_id}: the state is unknown: {reason}")
+    return rows[::-1]
+
+
+def _total(took_s: Sequence[float]) -> float | None:
+    """Return the duration of all attempts; None if there are none."""
+    return round(sum(took_s), 3) if took_s else None
+
+
+def _created(files: RunDir) -> float:
+    try:
+        return files.spec.stat().st_mtime
+    except OSError:  # it was removed meanwhile
+        return 0.0
+
+
+def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, dict[str, Any]]]:
+    """Return one row per sweep, likewise: Slurm is asked about its tasks together."""
     found = list_sweeps(runs_dir)
     if not found:
         return []
@@ -70,13 +131,18 @@ def _list_sweeps(runs_dir: Path) -> list[list[str]]:
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
-    return [
-        [
-            *(sweep.sweep_id, count_states(read_tasks(sweep, slurm))),
-            *(",".join(array.job_id for array in sweep.arrays()), "", ""),
-        ]
-        for sweep in found
-    ]
+    rows: list[tuple[float, dict[str, Any]]] = []
+    for sweep in found:
+        states, asked = count_states(read_tasks(sweep, slurm)), summarise(sweep.files)
+        if wanted and wanted.isdisjoint(states.replace(",", "").split()):
+            continue
+        created_s = _created(sweep.files)
+        submitted = datetime.fromtimestamp(created_s, UTC).isoformat(timespec="seconds")
+        jobs = ",".join(array.job_id for array in sweep.arrays())
+        row: dict[str, Any] = {"run": sweep.sweep_id, "state": states, "job": jobs, "nodes": ""}
+        row |= {"submitted": submitted, "command": asked.command, "request": asked.request}
+        rows.append((created_s, {**row, "duration_s": None}))
+    return rows
 
 
 def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
@@ -86,16 +152,28 @@ def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
     from echelon.run.request import known_code  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    job = Places().job(found)
-    code = known_code(found)
+    known = attempts(found)
+    job, now_s = Places().job(found, known), time.time()
+    running, code = job.state in RUNNING, known_code(found)
+    took_s = find_durations(found, known, now_s if running else None)
     seen = RunReader(found, first=1, most_nodes=MOST_NODES, metrics=False).read()
+    allowed = seen.attempt.restarts if seen.attempt else None
+    limit_s = seen.asked.limit_s
+    # Only Slurm ends a job at its limit.
+    limited = running and took_s and limit_s is not None and ":" not in job.id
+    left_s = max(0.0, limit_s - took_s[-1]) if limited and limit_s is not None else None
     facts = {
         "run": found.run_id,
         "state": job.state,
         "reason": job.reason,
+        "command": seen.asked.command,
+        "request": seen.asked.describe(),
         "job": job.id if as_json else short_id(job.id),
-        "attempts": sum(is_of_use(found, attempt) for attempt in attempts(found)),
+        "attempts": sum(is_of_use(found, attempt) for attempt in known),
+        "restarts": _render_restarts(seen.restarts, allowed),
         "nodes": job.nodes,
+        "elapsed": render_time(sum(took_s)) if took_s else "",
+        "remaining": "" if left_s is None else render_time(left_s),
         "step": seen.step if seen.step >= 0 else None,
         "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
         "code": code.describe() if code else "",
@@ -107,6 +185,9 @@ def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
         from echelon.core.codec import encode  # noqa: PLC0415
 
         facts["code"] = encode(code) if code else None
+        facts |= {"request": seen.asked.request, "restarts": seen.restarts}
+        facts |= {"restarts_allowed": allowed, "elapsed_s": _total(took_s), "remaining_s": left_s}
+        del facts["elapsed"], facts["remaining"]
         console.print_json({**facts, "effective": effective, "time": accounts.seconds})
     else:
         facts["effective"] = accounts.render()
@@ -115,27 +196,35 @@ def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
     return 0
 
 
+def _render_restarts(used: int, allowed: int | None) -> str:
+    if allowed is None:
+        return str(used or "")
+    return f"{used} of {allowed}"
+
+
 def logs(
     *,
     run: str,
     runs_dir: Path,
     follow: bool = False,
-    rank: int | None = None,
+    rank: Sequence[str] = (),
     tail: int | None = None,
+    since: str = "",
     raw: bool = False,
 ) -> int:
     """Print a run's output."""
     from echelon.api.waiting import exit_code  # noqa: PLC0415
-    from echelon.cli.following import follow_run, print_logs  # noqa: PLC0415
+    from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
+    choice = Choice.of(found, rank=rank, tail=tail, since=since)
     if follow:
-        job = follow_run(found, cluster_of(found), show=True, rank=rank, raw=raw, tail=tail)
-        return exit_code(job)
-    if not print_logs(found, rank=rank, raw=raw, tail=tail) and tail != 0:
-        who = "" if rank is None else f"rank {rank} of "
+        return exit_code(follow_run(found, cluster_of(found), show=True, choice=choice, raw=raw))
+    if not print_logs(found, choice, raw=raw) and tail != 0:
+        who = f"rank {', '.join(map(str, sorted(choice.ranks)))} of " if choice.ranks else ""
+        when = f" since {since}" if since else " yet"
         raise NotFoundError(
-            f"{who}the run '{found.run_id}' has not printed anything yet",
+            f"{who}the run '{found.run_id}' has not printed anything{when}",
             hint=f"show its state: echelon status {found.run_id}",
         )
     return 0

@@ -161,14 +161,27 @@ def run(
 
 @app.command(rich_help_panel=LOOK)
 @on_host()
-def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List runs and their state, also those on other hosts.
+def ps(
+    *,
+    runs_dir: RunsDir = RUNS,
+    state: Annotated[
+        list[str],
+        typer.Option(metavar="STATE", help="List only runs in this state, such as running or PD."),
+    ] = [],  # noqa: B006  typer copies it
+    last: Annotated[
+        int | None,
+        typer.Option("-n", "--last", metavar="N", min=0, help="List only the N newest runs."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, their state and command, also those on other hosts.
 
-    A sweep is one line; echelon sweep table lists its tasks.
+    A sweep is one line; echelon sweep table lists its tasks. Several states can be given, separated
+    by commas. Of each host, -n lists the N newest runs.
 
-    Example: echelon ps --json
+    Example: echelon ps --state running -n 10
     """
-    run_commands.ps(runs_dir=runs_dir, as_json=as_json)
+    run_commands.ps(runs_dir=runs_dir, state=state, last=last, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -190,10 +203,22 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")
     ] = False,
-    rank: Annotated[int | None, typer.Option(help="Print only this rank's lines.")] = None,
+    rank: Annotated[
+        list[str],
+        typer.Option(metavar="RANKS", help="Print only lines of these ranks, such as 3 or 0,4-7."),
+    ] = [],  # noqa: B006  typer copies it
     tail: Annotated[
-        int | None, typer.Option("--tail", metavar="N", min=0, help="Print only the last N lines.")
+        int | None,
+        typer.Option("-n", "--tail", metavar="N", min=0, help="Print only the last N lines."),
     ] = None,
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Print only lines since then: 10m ago, or at 2026-01-31T17:00.",
+            show_default=False,
+        ),
+    ] = "",
     raw: Annotated[
         bool, typer.Option("--raw", help="Print control characters unchanged, not escaped.")
     ] = False,
@@ -203,10 +228,12 @@ def logs(
     Colors are kept, other control characters are escaped, and of a progress bar only the last state
     is shown.
 
-    Example: echelon logs -f --rank 3 last
+    Example: echelon logs -f --rank 3 --since 10m last
     """
     raise typer.Exit(
-        run_commands.logs(run=run, runs_dir=runs_dir, follow=follow, rank=rank, tail=tail, raw=raw)
+        run_commands.logs(
+            run=run, runs_dir=runs_dir, follow=follow, rank=rank, tail=tail, since=since, raw=raw
+        )
     )
 
 

@@ -1,12 +1,32 @@
 """A job as its cluster sees it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from echelon.core.frozen import frozen
+from echelon.errors import UsageError
 
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "REQUEUE_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING"})
+
+_SHORT = {
+    "PD": "PENDING",
+    "CF": "CONFIGURING",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "CG": "COMPLETING",
+    "CD": "COMPLETED",
+    "F": "FAILED",
+    "CA": "CANCELLED",
+    "TO": "TIMEOUT",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PR": "PREEMPTED",
+    "BF": "BOOT_FAIL",
+    "DL": "DEADLINE",
+}
+"""Slurm's short forms of states."""
+_STATES = sorted({*_SHORT.values(), *WAITING, *RUNNING, "UNKNOWN", "UNSUBMITTED"})
 
 LOCAL, RAY = "local:", "ray:"
 """How the ids of other jobs than Slurm's begin."""
@@ -20,6 +40,19 @@ _ID = re.compile(
 def is_job_id(text: str) -> bool:
     """Tell whether a text has the form of a job id: a file may contain anything."""
     return _ID.fullmatch(text) is not None
+
+
+def parse_states(texts: Iterable[str]) -> frozenset[str]:
+    """Parse names of states as squeue does: in either case, long or short, separated by commas.
+
+    Raises:
+        UsageError: there is no such state.
+    """
+    words = [word.strip().upper() for text in texts for word in text.split(",")]
+    found = [_SHORT.get(word, word) for word in words]
+    if unknown := [word for word in found if word not in _STATES]:
+        raise UsageError(f"unknown state '{unknown[0]}'", hint=f"states: {', '.join(_STATES)}")
+    return frozenset(found)
 
 
 def short_id(job_id: str) -> str:

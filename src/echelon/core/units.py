@@ -101,6 +101,15 @@ def render_time(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def render_age(seconds: float) -> str:
+    """Format how long ago something was, in its largest unit."""
+    whole = max(0, int(seconds))
+    for unit_s, most, name in ((1, 60, "s"), (_MINUTE_S, 60, "min"), (_HOUR_S, 48, "h")):
+        if whole < most * unit_s:
+            return f"{whole // unit_s} {name} ago"
+    return f"{whole // _DAY_S} days ago"
+
+
 def format_bytes(count: float) -> str:
     """Format an amount of data for people."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -16,6 +16,7 @@ from echelon.run.event_log import parse_event
 from echelon.run.events import RunEvents
 from echelon.run.listing import list_runs
 from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
+from echelon.run.request import summarise
 from echelon.run.series import read_last_lines
 
 MOST = 200
@@ -34,7 +35,7 @@ class _Line:
     """One run."""
 
     def __init__(self, run: RunDir) -> None:
-        self._state = RunState(run_id=run.run_id)
+        self._state = RunState(run_id=run.run_id, asked=summarise(run))
         self._events, self._read = RunEvents(run), False
         self._metrics = run.metrics
         self._newest: dict[str, float] = {}
@@ -56,6 +57,8 @@ class _Line:
         attempt = self._state.attempt
         return {
             "run": self._state.run_id,
+            "command": self._state.asked.command,
+            "request": self._state.asked.describe(),
             "phase": self._state.phase if self._read else None,
             "began": attempt.began_s if attempt else None,
             "ended": attempt.ended_s if attempt else None,
@@ -79,7 +82,6 @@ class _Line:
         ended_s = attempt.ended_s if attempt and attempt.outcome else None
         if not self._read or (ended_s and self.known and self.known.ended_s == ended_s):
             return
-        generations = [one for job in state.attempts.values() for one in job.generations]
         self.known = RunSample(
             run=state.run_id,
             phase=state.phase,
@@ -87,7 +89,7 @@ class _Line:
             ended_s=attempt.ended_s if attempt else None,
             step=state.reported_step,
             attempts=len(state.attempts),
-            restarts=sum(bool(one.why) for one in generations),
+            restarts=state.restarts,
             ranks=len(state.ranks),
             nodes=sum(node.here for node in state.nodes.values()),
             seconds=account(state).seconds,

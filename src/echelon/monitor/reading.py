@@ -11,7 +11,7 @@ from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
 from echelon.run.events import RunEvents
 from echelon.run.metrics import MetricEvent
-from echelon.run.request import known_code
+from echelon.run.request import known_code, summarise
 from echelon.run.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 
 HISTORY = 120
@@ -86,7 +86,9 @@ class RunReader:
         self._run, self._tell_seen, self._first = run, seen, first
         self._most_nodes, self._wants_metrics = most_nodes, metrics
         code = known_code(run)
-        self.state = RunState(run_id=run.run_id, code=code.describe() if code else "")
+        self.state = RunState(
+            run_id=run.run_id, asked=summarise(run), code=code.describe() if code else ""
+        )
         self.history: dict[int, deque[Sample]] = {}
         """By node of the newest attempt: its newest samples."""
         self._events = RunEvents(run)

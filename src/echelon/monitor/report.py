@@ -99,7 +99,7 @@ def gather(
         cluster=bool(state.attempt and state.attempt.job_id),
         wall_s=_wall(state),
         completed=state.phase == "COMPLETED",
-        restarts=sum(bool(one.why) for job in state.attempts.values() for one in job.generations),
+        restarts=state.restarts,
         ranks=[
             figures
             for node, total in sorted(totals.items())

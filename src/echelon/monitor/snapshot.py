@@ -96,7 +96,11 @@ def _head(state: RunState, accounts: Accounts) -> dict[str, Any]:
         "ranks": len(state.ranks),
         "failed": sum(rank.failed for rank in state.ranks.values()),
         "nodes": sum(node.here for node in state.nodes.values()),
-        "restarts": sum(bool(g.why) for one in state.attempts.values() for g in one.generations),
+        "restarts": state.restarts,
+        "restarts_allowed": attempt.restarts if attempt else None,
+        "command": state.asked.command,
+        "request": state.asked.describe(),
+        "limit": state.asked.limit_s,
         "newest": _short(newest),
         "fields": RANK_FIELDS,
     }

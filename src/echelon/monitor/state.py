@@ -11,6 +11,7 @@ from functools import lru_cache
 from echelon.run import events
 from echelon.run.event_log import Record
 from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
+from echelon.run.request import Summary
 from echelon.run.series import Sample
 from echelon.run.verdict import Verdict
 
@@ -108,6 +109,8 @@ class AttemptState:
     """By index: names of the nodes whose agents ever joined."""
     gpus: bool = False
     """Whether any of them had GPUs."""
+    restarts: int | None = None
+    """How many restarts the run may have; None if that is not recorded."""
     generations: list[GenerationState] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
 
@@ -127,6 +130,8 @@ class RunState:
     """Everything known about a run."""
 
     run_id: str
+    asked: Summary = field(default_factory=Summary)
+    """What was requested."""
     code: str = ""
     """The commit that it executes; empty if that is unknown."""
     attempts: dict[int, AttemptState] = field(default_factory=dict)
@@ -169,6 +174,11 @@ class RunState:
         return min(steps, default=-1)
 
     @property
+    def restarts(self) -> int:
+        """How often ranks were started again after a failure."""
+        return sum(bool(one.why) for job in self.attempts.values() for one in job.generations)
+
+    @property
     def seen_s(self) -> float:
         """When a node was last measured, by the controller's clock; 0 if none was."""
         return max((node.seen_s for node in self.nodes.values()), default=0.0)
@@ -193,6 +203,7 @@ class RunState:
                         self._note_steps()
             case events.AttemptStarted() as event:
                 attempt.job_id, attempt.began_s = event.job, record.time_s
+                attempt.restarts = event.restarts
                 # A job may have been requeued.
                 attempt.ended_s, attempt.outcome, attempt.why = None, "", ""
                 self.nodes, self.ranks, self.verdict = {}, {}, None
@@ -227,8 +238,11 @@ class RunState:
             case events.AgentNote() as event:
                 self.said.append((record.time_s, event.text))
             case events.AttemptEnded() as event:
-                attempt.ended_s, attempt.outcome = record.time_s, event.state
-                attempt.why = event.why
+                attempt.ended_s, attempt.outcome, attempt.why = (
+                    record.time_s,
+                    event.state,
+                    event.why,
+                )
 
     def _start_generation(self, now_s: float, event: events.GenerationStarted) -> GenerationState:
         number, count = event.generation, event.world_size

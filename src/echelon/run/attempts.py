@@ -11,16 +11,17 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
-from echelon.core.records import find_record, to_count
+from echelon.core.records import find_record, is_time, open_regular, parse_json, to_count
 from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
+from echelon.run.series import MOST_TAIL, read_last_lines
 
 SKIPPED = "SKIPPED"
 """State of an attempt that found nothing to do."""
@@ -88,6 +89,31 @@ def outcome(run: RunDir, number: int) -> Outcome | None:
         return None
     told = {name: str(record.get(name, "")) for name in ("next", "why", "progress")}
     return Outcome(state=state, exit_code=code, **told)
+
+
+def find_durations(
+    run: RunDir, known: Iterable[Attempt], now_s: float | None = None
+) -> list[float]:
+    """Return how long attempts took, in seconds, by their controllers' events.
+
+    An attempt lasts until its last event, and the newest until `now_s` if that is given. Only both
+    ends of each file are read, so this is quick. Attempts without events are left out.
+    """
+    spans = []
+    for attempt in known:
+        try:
+            with open_regular(run.events_of(f"controller-{attempt.number}")) as file:
+                first = file.readline(MOST_TAIL)
+                _, last = read_last_lines(file, 1)
+            ends = first, last.partition(b"\n")[0]  # another line may be unfinished
+            began_s, active_s = (float(parse_json(line)["time"]) for line in ends)
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            continue
+        if is_time(began_s) and is_time(active_s):
+            spans.append((began_s, active_s))
+    if spans and now_s is not None:
+        spans[-1] = spans[-1][0], now_s
+    return [max(0.0, until_s - began_s) for began_s, until_s in spans]
 
 
 def has_begun(run: RunDir, attempt: Attempt) -> bool:

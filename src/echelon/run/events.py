@@ -35,6 +35,7 @@ class AttemptStarted(ControllerEvent):
     job: Annotated[str, "job id from Slurm or Ray; empty on the local machine"]
     saved: Annotated[Index, "step of the newest checkpoint; -1 if there is none"]
     slots: Slots
+    restarts: Annotated[int | None, "number of restarts that the run may have"] = None
 
 
 @frozen

@@ -238,19 +238,24 @@ class RankLog:
 class RunLogs:
     """Reads all ranks' logs of a run, merged by time, and follows new ones."""
 
-    def __init__(self, logs: Path, *, rank: int | None = None, recent: int | None = None) -> None:
+    def __init__(
+        self, logs: Path, *, ranks: frozenset[int] = frozenset(), recent: int | None = None
+    ) -> None:
         """Follow the logs in a folder.
 
         Args:
             logs: contains a folder for each generation.
-            rank: the only rank to read; None for all.
+            ranks: the ranks to read; empty for all.
             recent: how many bytes to read of each existing log; None for all.
         """
         self._folder, self._recent = logs, recent
-        self._rank = rank
+        self._ranks = ranks
         self._open: dict[Path, RankLog] = {}
         self._done: set[Path] = set()
         """Generations that were read to the end."""
+
+    def _wants(self, rank: int) -> bool:
+        return not self._ranks or rank in self._ranks
 
     def skip(self, count: int) -> None:
         """Skip what is there already, except for the last `count` lines of the logs they are in."""
@@ -261,7 +266,7 @@ class RunLogs:
                 continue
             for name, _ in _sizes(folder):
                 path = folder / name
-                if self._rank in (None, parse_rank(path)):
+                if self._wants(parse_rank(path)):
                     start = last_lines_start(path, count)
                     self._open[path] = RankLog(path, start=start)
                     found += sum(1 for _ in Tail(path, start=start).read(over=True))
@@ -295,7 +300,7 @@ class RunLogs:
                 if reader is None:
                     reader = self._open[path] = RankLog(path, recent=self._recent)
                 # Of a thousand logs, few have grown.
-                if size > reader.offset and self._rank in (None, reader.rank):
+                if size > reader.offset and self._wants(reader.rank):
                     readers.append(reader.read(over=ended, now_s=now_s))
             yield from heapq.merge(*readers)
             if folder is not folders[-1]:
@@ -305,7 +310,7 @@ class RunLogs:
 
     def find_bar(self) -> tuple[int, str] | None:
         """Return the progress bar that the first of all ranks is drawing, and its rank."""
-        wanted = (log for log in self._open.values() if self._rank in (None, log.rank))
+        wanted = (log for log in self._open.values() if self._wants(log.rank))
         for log in sorted(wanted, key=lambda log: log.rank):
             if "\r" in (text := log.unfinished()):
                 return log.rank, text

@@ -1,7 +1,9 @@
 """The frozen request of a run, as its `spec.toml` holds it."""
 
+import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from echelon.core.codec import decode
 from echelon.core.frozen import frozen
 from echelon.core.records import UnreadableError, parse_toml, read_bytes
+from echelon.core.units import parse_duration, render_time
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
@@ -159,6 +162,74 @@ def known_code(run: RunDir) -> Code | None:
         return read_code(run)
     except (EchelonError, OSError):
         return None
+
+
+def summarise(run: RunDir) -> "Summary":
+    """Return the request in short, for display; empty if it is damaged."""
+    try:
+        values = _read_values(run, "")
+    except (EchelonError, OSError):
+        return Summary()
+    words = values.get("args", [])
+    args = [str(word) for word in words] if isinstance(words, list) else []
+    module = ["-m"] if str(values.get("module")).lower() == "true" else []
+    asked = {name: str(values[name]) for name in _SIZE if values.get(name)}
+    return Summary(
+        command=shlex.join([*module, str(values.get("script", "")), *args]),
+        nodes=asked.get("nodes", "1"),
+        procs=asked.get("procs") or asked.get("gpus") or "1",
+        gpus=asked.get("gpus", ""),
+        gpu_type=asked.get("gpu_type", ""),
+        partition=asked.get("partition", ""),
+        time=asked.get("time", ""),
+    )
+
+
+_SIZE = ("nodes", "procs", "gpus", "gpu_type", "partition", "time")
+
+
+@frozen
+class Summary:
+    """What a run executes, and on how much: as requested, empty where nothing was requested."""
+
+    command: str = ""
+    """The script and its arguments, quoted for a shell."""
+    nodes: str = ""
+    procs: str = ""
+    """Ranks per node."""
+    gpus: str = ""
+    """Per node."""
+    gpu_type: str = ""
+    partition: str = ""
+    time: str = ""
+
+    @property
+    def limit_s(self) -> float | None:
+        """The requested time limit; None if there is none."""
+        with contextlib.suppress(EchelonError):
+            return parse_duration(self.time)
+        return None
+
+    @property
+    def request(self) -> dict[str, str]:
+        """All but the command."""
+        return {name: getattr(self, name) for name in _SIZE}
+
+    def describe(self) -> str:
+        """Return the request in one line."""
+        if not self.nodes:
+            return ""
+        size = f"{self.nodes} node{'s' * (self.nodes != '1')} × "
+        parts = [f"{size}{self.procs} rank{'s' * (self.procs != '1')}"]
+        if self.gpus:
+            parts.append(
+                f"{self.gpus} {self.gpu_type or 'GPU' + 's' * (self.gpus != '1')} per node"
+            )
+        if self.partition:
+            parts.append(f"partition {self.partition}")
+        if self.time:
+            parts.append("no time limit" if self.limit_s is None else render_time(self.limit_s))
+        return ", ".join(parts)
 
 
 def _read_values(run: RunDir, digest: str) -> dict[str, Any]:

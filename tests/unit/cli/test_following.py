@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import shutil
 import sys
 import time
@@ -12,10 +13,13 @@ import pytest
 
 from echelon.api import waiting
 from echelon.api.runs import prepare_run, submit_run
-from echelon.cli import following
+from echelon.cli import following, main
 from echelon.core.jobs import Job
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import submit_attempt
+from echelon.run.event_log import EventWriter
+from echelon.run.events import GenerationStarted
+from echelon.run.rank_logs import LogClock
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
 
@@ -168,7 +172,7 @@ def test_why_a_run_failed_stands_below_what_its_ranks_say(tmp_path, monkeypatch,
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "stderr", shown)
-    assert following.print_logs(run, rank=None)
+    assert following.print_logs(run, following.Choice())
     assert shown.getvalue().splitlines() == lines
 
 
@@ -188,9 +192,9 @@ def bars(tmp_path, monkeypatch):
         # A nested bar goes back to the line above.
         log.write_text("begin\n\rinner 50%\x1b[A\n\r 10%\r 20%")
 
-    def show(stderr, *, rank=None):
+    def show(stderr, *ranks):
         monkeypatch.setattr(sys, "stderr", stderr)
-        screen = following._Screen(run, rank)
+        screen = following._Screen(run, following.Choice(ranks=frozenset(ranks)))
         screen.show(over=False)
         with log.open("a") as file:
             file.write("\r 30%\n")
@@ -201,7 +205,7 @@ def bars(tmp_path, monkeypatch):
 
 
 def test_a_bar_that_a_rank_draws_is_in_the_last_line_of_a_terminal(bars, capsys):
-    assert bars(Terminal(), rank=1) == "\r1: …  20%\x1b[K" + "\r\x1b[K"
+    assert bars(Terminal(), 1) == "\r1: …  20%\x1b[K" + "\r\x1b[K"
     assert capsys.readouterr().out == "1: begin\n1: …  30%\n"
 
 
@@ -209,3 +213,84 @@ def test_a_bar_is_printed_now_and_then_where_there_is_no_terminal(bars, monkeypa
     assert bars(io.StringIO()) == ""
     monkeypatch.setattr(following, "_LINE_S", 0)
     assert bars(io.StringIO()).splitlines()[0] == "0: …  20%"
+
+
+# --- some lines -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch):
+    """Return a run of three ranks that printed at second 100, 200 and 300 of the epoch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
+    output = run.logs / "job-1.out"
+    output.write_text("of the job\n")
+    os.utime(output, (150, 150))
+    run.claim_attempt()
+    record = {"job_id": f"local:{os.uname().nodename}:1:0", "output": str(output)}
+    (run.attempt(1) / "job.json").write_text(json.dumps(record))
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
+        writer.write(GenerationStarted(generation=0, world_size=3, nodes=1))
+    clock = LogClock()
+    logs = [run.rank_log(attempt=1, generation=0, rank=rank) for rank in range(3)]
+    logs[0].parent.mkdir()
+    for log in logs:
+        clock.add(log)
+    for time_s in (100, 200, 300):
+        for log in logs:
+            with log.open("a") as file:
+                file.write(f"at {time_s}\n")
+        clock.tick(time_s)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["--rank", "0,2", "-n", "2"], ["0: at 300", "2: at 300"]),
+        (["--rank=0", "--rank=2", "--tail=2"], ["0: at 300", "2: at 300"]),
+        (["--rank=1-2", "--since=1970-01-01T00:04+00:00"], ["1: at 300", "2: at 300"]),
+        (["--rank=1", "--since=1970-01-01T00:03+00:00", "-n1"], ["1: at 300"]),
+        (["-n", "0"], []),
+    ],
+)
+def test_lines_are_selected_by_rank_time_and_number(words, lines, printed, capsys):
+    assert main.run(["logs", *words]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_output_of_a_job_that_is_older_is_not_shown(printed, capsys):
+    assert main.run(["logs", "--since", "1970-01-01T00:04+00:00"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main.run(["logs", "--since", "1970-01-01T00:01:30+00:00"]) == 0
+    assert capsys.readouterr().err == "of the job\n"
+
+
+def test_nothing_recent_is_said_as_such(printed, capsys):
+    assert main.run(["logs", "--rank=1", "--since=2h"]) == 66
+    assert "rank 1 of the run" in (told := capsys.readouterr().err)
+    assert "has not printed anything since 2h" in told
+
+
+@pytest.mark.parametrize("words", [["--rank", "7"], ["--rank=0-3", "-f"]])
+def test_a_rank_that_does_not_exist_is_an_error(words, printed, capsys):
+    assert main.run(["logs", *words]) == 66
+    told = capsys.readouterr().err
+    assert "has no rank" in told
+    assert "its ranks are 0-2" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rank", "x"], "'x' is not a rank"),
+        (["--rank", "0,,1"], "'' is not a rank"),
+        (["--rank", "0-99999999"], "'0-99999999' is not a rank"),
+        (["--since", "90"], "invalid value for --since: '90'"),
+        (["--since", "soon"], "write how long ago (90s, 10m, 1h30m, 2d)"),
+    ],
+)
+def test_a_wrong_choice_is_explained(words, told, printed, capsys):
+    assert main.run(["logs", *words]) == 2
+    assert told in capsys.readouterr().err

@@ -20,13 +20,17 @@ def test_options_are_those_of_the_command(name):
     options, command = quick.COMMANDS[name], ALL[name]
     known = {one.name: one for one in command.params if one.name not in ELSEWHERE}
     run = known.pop("run", None)
-    assert {*options.flags.values(), *options.numbers.values()} == set(known)
-    for words in (options.flags, options.numbers):
+    parameters = {word: name for word, (name, _) in options.valued.items()}
+    assert {*options.flags.values(), *parameters.values()} == set(known)
+    for words in (options.flags, parameters):
         for parameter in set(words.values()):
             spelled = {word for word in words if words[word] == parameter}
             assert spelled == set(known[parameter].opts)
     assert all(known[one].is_flag for one in options.flags.values())
-    assert not any(known[one].is_flag for one in options.numbers.values())
+    assert not any(known[one].is_flag for one in parameters.values())
+    for parameter, kind in options.valued.values():
+        assert known[parameter].multiple == (kind is list)
+        assert known[parameter].type.name.startswith("int") == (kind is int)
     if options.run is None:
         assert run is None
     else:
@@ -47,8 +51,18 @@ def test_a_host_needs_no_login_for_them():
         (["status", "--cluster=far"], {"run": "last", "cluster": "far"}, ["status"]),
         (
             ["logs", "-f", "a", "--tail", "5", "--rank=3"],
-            {"run": "a", "tail": 5, "rank": 3, "follow": True, "raw": False},
+            {"run": "a", "tail": 5, "rank": ["3"], "follow": True, "raw": False},
             ["logs", "--rank=3", "--tail=5", "--follow"],
+        ),
+        (
+            ["logs", "--rank", "0,2", "--rank=5", "-n", "0", "--since", "10m"],
+            {"rank": ["0,2", "5"], "tail": 0, "since": "10m"},
+            ["logs", "--rank=0,2", "--rank=5", "--tail=0", "--since=10m"],
+        ),
+        (
+            ["ps", "--state", "R,PD", "-n", "5"],
+            {"state": ["R,PD"], "last": 5},
+            ["ps", "--state=R,PD", "--last=5"],
         ),
     ],
 )
@@ -65,8 +79,8 @@ def test_plain_calls_are_understood(words, values, line):
         *(["status", "a", "b"], ["stop"], ["status", ""], ["logs", "--tail", "x"]),
         *(["logs", "--tail=-1"], ["logs", "--tail"], ["ps", "--json=1"], ["status", "--host="]),
         *(["status", "--host", ""], ["status", "--host", "--json"], ["logs", "-fr"]),
-        *(["stop", "a", "--address=x"], ["ps", "--runs-dir", "x"], ["logs", "--rank=1e3"]),
-        ["logs", "--tail=٣"],
+        *(["stop", "a", "--address=x"], ["ps", "--runs-dir", "x"], ["logs", "--rank="]),
+        *(["logs", "--tail=٣"], ["logs", "--since", "-f"], ["ps", "-n5"], ["ps", "--state"]),
     ],
 )
 def test_other_calls_are_left_to_the_library(words):

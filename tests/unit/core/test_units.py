@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.units import format_duration, format_memory, parse_duration, parse_memory
+from echelon.core.units import (
+    format_duration,
+    format_memory,
+    parse_duration,
+    parse_memory,
+    render_age,
+)
 from echelon.errors import UsageError
 
 
@@ -90,3 +96,19 @@ def test_what_is_no_duration_is_shown_with_the_fix(text):
 @given(st.none() | st.integers(0, 10**9))
 def test_durations_round_trip(seconds):
     assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s ago"),
+        (59.9, "59 s ago"),
+        (60, "1 min ago"),
+        (3599, "59 min ago"),
+        (3600, "1 h ago"),
+        (172_799, "47 h ago"),
+        (172_800, "2 days ago"),
+    ],
+)
+def test_ages_are_in_their_largest_unit(seconds, text):
+    assert render_age(seconds) == text

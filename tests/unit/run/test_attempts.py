@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from echelon.run.attempts import (
     attempts,
     begin_attempt,
     claiming_next,
+    find_durations,
     give_back,
     is_given_back,
     is_of_use,
@@ -24,6 +26,7 @@ from echelon.run.attempts import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
+from echelon.run.events import SignalIgnored
 from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.verdict import Failure, judge
 from eventlines import raw
@@ -271,3 +274,24 @@ def test_who_cannot_submit_what_follows_leaves_it_to_others(run):
         raise UnavailableError("away", hint="later")
     with claiming_next(run, 1) as ours:
         assert ours
+
+
+def test_durations_come_from_both_ends_of_the_events(run):
+    for number, times in ((1, (100.0, 105.0, 160.0)), (3, (200.0, 230.0)), (4, (300.0, 250.0))):
+        run.attempt(number).mkdir()
+        (run.attempt(number) / "job.json").write_text('{"job_id": "7"}')
+        moments = iter(times)
+        with EventWriter(
+            run.events_of(f"controller-{number}"), clock=partial(next, moments)
+        ) as log:
+            for _ in times:
+                log.write(SignalIgnored(signal=10))
+    with run.events_of("controller-3").open("a") as torn:
+        torn.write('{"time": 9')
+    run.attempt(5).mkdir()  # it has not begun
+    (run.attempt(5) / "job.json").write_text('{"job_id": "8"}')
+    known = attempts(run)
+    assert find_durations(run, known) == [60, 30, 0]
+    assert find_durations(run, known, 310.0) == [60, 30, 10]
+    run.events_of("controller-1").write_text("no event\n")
+    assert find_durations(run, known[:1], 310.0) == []

@@ -119,7 +119,7 @@ def test_a_rank_that_comes_later_is_read_too(logs):
 def test_the_output_of_one_rank_can_be_read_alone(logs):
     for rank in (3, 30):
         write(logs / "1.0" / f"rank-{rank:05}.log", f"{rank}\n".encode())
-    assert texts(RunLogs(logs, rank=3)) == ["3"]
+    assert texts(RunLogs(logs, ranks=frozenset({3}))) == ["3"]
 
 
 def test_what_is_not_text_is_marked_and_the_ends_of_windows_lines_go(logs):

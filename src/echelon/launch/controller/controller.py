@@ -92,6 +92,7 @@ class Controller:
                 job=job_in(self._environ),
                 saved=saved_before,
                 slots=self._count_slots(),
+                restarts=self._request.allowed_restarts(uses_library=self._uses_library),
             )
         )
         with contextlib.suppress(OSError):
