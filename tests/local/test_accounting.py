@@ -8,6 +8,14 @@ import sys
 
 import pytest
 
+from echelon.monitor.accounting import account
+from echelon.monitor.openmetrics import render_metrics
+from echelon.monitor.overview import Overview
+from echelon.monitor.page_report import render_page
+from echelon.monitor.reading import RunReader
+from echelon.monitor.report import make_report, render, to_record
+from echelon.monitor.snapshot import describe
+from echelon.run.directory import RunDir
 from local.liverun import SOURCE, live_run
 
 ONE_NODE = ["--nodes=1", "--procs=2"]
@@ -86,6 +94,67 @@ def test_a_training_that_was_killed_once_has_redone_some_work(tmp_path):
         # Both were rounded, each for itself.
         assert shown
         assert int(shown[1]) == pytest.approx(100 * told["effective"], abs=0.51)
+
+
+STRAGGLER = """\
+import time
+from pathlib import Path
+import torch
+from torch import nn
+import echelon
+
+torch.set_num_threads(1)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, index):
+        return torch.ones(4), torch.tensor(index % 2)
+
+with echelon.init() as world:
+    def loss(outputs, targets):
+        arrived = Path(f"step-{trainer.step}")
+        if world.rank == 0:
+            arrived.touch()
+        while not arrived.exists():
+            time.sleep(0.001)
+        if world.rank == 1:
+            time.sleep(SLOW_S)  # rank 0 waits for this
+        return nn.functional.cross_entropy(outputs, targets)
+
+    trainer = echelon.Trainer(
+        world, nn.Linear(4, 2), loss=loss, epochs=1, global_batch=8,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    assert trainer.fit(Data()).step == 10
+"""
+
+
+def test_waiting_for_a_straggler_is_not_productive(tmp_path):
+    slow_s = 0.3
+    with live_run(tmp_path, f"SLOW_S = {slow_s}\n{STRAGGLER}", ONE_NODE) as run:
+        assert run.wait() == 0, run.output
+        told = json.loads(status(run, "--json"))
+        time, effective = told["time"], told["effective"]
+        # Of a busy machine, rank 0 may be late now and then.
+        assert time["peer wait"] >= 10 * slow_s / 2
+        assert time["productive"] >= 10 * slow_s  # rank 1 is busy, with whatever it does
+        report = make_report(RunDir.open(run.path))
+        allocated_s = report.accounts.allocated_us / 1e6
+        assert sum(time.values()) - time["queue"] == pytest.approx(allocated_s, abs=1e-6)
+        assert effective == pytest.approx(time["productive"] / allocated_s, abs=1e-4)
+        # All of them show the same numbers.
+        assert to_record(report)["seconds"] == time
+        (sample,) = Overview(run.path.parent).samples()
+        assert sample.seconds == time
+        assert f'category="peer wait"}} {time["peer wait"]!r}' in render_metrics([sample])
+        state = RunReader(RunDir.open(run.path)).read()
+        page = describe(state, account(state))
+        assert page["time"]["seconds"]["peer wait"] == pytest.approx(time["peer wait"], rel=1e-3)
+        assert page["head"]["effective"] == pytest.approx(effective, rel=1e-3)
+        headline = f"{100 * report.accounts.effective:.0f}% of"
+        assert headline in render(report)
+        assert headline in render_page(report, now_s=0.0)
+        assert ">peer wait<" in render_page(report, now_s=0.0)
 
 
 @pytest.mark.full

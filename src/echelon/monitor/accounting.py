@@ -9,13 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echelon.core.frozen import frozen
-from echelon.launch.protocol.time_accounting import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
+from echelon.launch.protocol.time_accounting import (
+    DATA_WAIT,
+    IDLE,
+    PEER_WAIT,
+    PHASES,
+    PRODUCTIVE,
+    REDONE,
+    RESTART,
+    STALL,
+)
 from echelon.monitor.state import GenerationState, RunState, TimedEvent, Timeline
 from echelon.run.events import AttemptStarted, GenerationEnded, NodeDeparted, SlotsCounted
 
 QUEUE, LAUNCH = "queue", "launch"
 RUNNING = "running"
 """Of ranks that reported no steps: how much of it was training is unknown."""
+_LOOP = (PRODUCTIVE, DATA_WAIT, STALL, PEER_WAIT)
 CATEGORIES = (QUEUE, LAUNCH, *PHASES, RUNNING)
 
 
@@ -104,7 +114,7 @@ class _Generation:
             if beats := self.state.beats:  # of a generation that vanished
                 (from_s, self.first), (to_s, self.last) = beats[0], beats[-1]
                 self.step_us = _micros(to_s - from_s) / max(1, self.last - self.first)
-            self.spent_us = {PRODUCTIVE if self.state.has_steps else RUNNING: whole}
+            self._estimate(whole)
             return
         phases = {phase: _micros(ended.seconds.get(phase, 0.0)) for phase in PHASES}
         self.spent_us = _fit(phases, whole)
@@ -114,6 +124,23 @@ class _Generation:
             self.step_us = 1e6 * (ended.steps_s or 0.0)
         else:
             self.spent_us[RUNNING] = self.spent_us.pop(PRODUCTIVE)
+
+    def _estimate(self, whole: int) -> None:
+        """Account for ranks that have not reported their end, by their last heartbeat.
+
+        Since then, they have probably spent their time as they did in the training loop before.
+        """
+        if not self.state.has_steps:
+            self.spent_us = {RUNNING: whole}
+            return
+        known = {phase: _micros(self.state.seconds.get(phase, 0.0)) for phase in PHASES}
+        self.spent_us = _fit(known, whole)
+        rest, loop = whole - sum(self.spent_us.values()), sum(self.spent_us[one] for one in _LOOP)
+        for phase in _LOOP if loop else ():
+            self.spent_us[phase] += rest * self.spent_us[phase] // loop
+        self.spent_us[PRODUCTIVE] += whole - sum(self.spent_us.values())
+        loop = sum(self.spent_us[one] for one in _LOOP)
+        self.step_us *= self.spent_us[PRODUCTIVE] / loop if loop else 1.0
 
     def redo_from(self, step: int) -> None:
         """Reclassify the steps from this one on, where later ranks started: they were repeated."""

@@ -10,6 +10,7 @@ from typing import Any
 from echelon.core.records import open_regular
 from echelon.monitor.accounting import account
 from echelon.monitor.openmetrics import RunSample
+from echelon.monitor.reading import note_submissions
 from echelon.monitor.state import RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import parse_event
@@ -37,7 +38,7 @@ class _Line:
     def __init__(self, run: RunDir) -> None:
         self._state = RunState(run_id=run.run_id, asked=summarise(run))
         self._events, self._read = RunEvents(run), False
-        self._metrics = run.metrics
+        self._run = run
         self._newest: dict[str, float] = {}
         self._measured_s: float | None = None
         """End of the attempt after which its metrics were read; None while it runs."""
@@ -47,10 +48,11 @@ class _Line:
     def read(self) -> None:
         for number, record in self._events.read():
             self._state.feed_event(number, record)
+        note_submissions(self._run, self._state)
         attempt = self._state.attempt
         ended_s = attempt.ended_s if attempt and attempt.outcome else None
         if ended_s is None or ended_s != self._measured_s:
-            self._newest, self._measured_s = newest_metrics(self._metrics), ended_s
+            self._newest, self._measured_s = newest_metrics(self._run.metrics), ended_s
         self._read = True
 
     def tell(self) -> dict[str, Any]:

@@ -62,6 +62,13 @@ def _submitted(run: RunDir, attempt: int) -> float | None:
         return None
 
 
+def note_submissions(run: RunDir, state: RunState) -> None:
+    """Add when attempts were submitted, which no event says."""
+    for attempt in state.attempts.values():
+        if attempt.submitted_s is None:
+            attempt.submitted_s = _submitted(run, attempt.number)
+
+
 class RunReader:
     """Follows the events, metrics and telemetry of a run."""
 
@@ -99,9 +106,7 @@ class RunReader:
         """Process what is new, and return the state."""
         for number, record in self._events.read():
             self.state.feed_event(number, record)
-        for attempt in self.state.attempts.values():
-            if attempt.submitted_s is None:
-                attempt.submitted_s = _submitted(self._run, attempt.number)
+        note_submissions(self._run, self.state)
         for metric in self._metrics.read() if self._wants_metrics else ():
             self.state.feed_metric(metric)
         self._read_samples()

@@ -7,7 +7,13 @@ from typing import Any
 
 from echelon.core.frozen import frozen
 from echelon.core.units import parse_duration
-from echelon.launch.protocol.time_accounting import DATA_WAIT, PRODUCTIVE, REDONE, STALL
+from echelon.launch.protocol.time_accounting import (
+    DATA_WAIT,
+    PEER_WAIT,
+    PRODUCTIVE,
+    REDONE,
+    STALL,
+)
 from echelon.monitor.accounting import RUNNING, Accounts, account
 from echelon.monitor.advice import LEAST_TRAINED_S, Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
@@ -18,7 +24,7 @@ from echelon.run.series import Sample, read_series, summarise
 from echelon.spec.job_spec import JobSpec
 
 _MIB = 2**20
-_TRAINING = (PRODUCTIVE, DATA_WAIT, STALL, REDONE, RUNNING)
+_TRAINING = (PRODUCTIVE, DATA_WAIT, STALL, PEER_WAIT, REDONE, RUNNING)
 _WORTH_SAYING = 0.005
 _MOST_RANKS = 16
 """Number of ranks that are listed."""

@@ -5,6 +5,7 @@ The terminal view, the web page, the report, accounting and export all start fro
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -66,11 +67,14 @@ class GenerationState:
     """The first and the last heartbeat: time and step."""
     has_steps: bool = False
     """Whether a rank has reported a step."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Phase → seconds of all ranks, as of the last heartbeat."""
 
-    def beat(self, time_s: float, step: int) -> None:
+    def beat(self, time_s: float, event: events.Heartbeat) -> None:
         self.has_steps = True
         if self.ended_s is None:
-            self.beats = (*self.beats[:1], (time_s, step))
+            self.beats = (*self.beats[:1], (time_s, event.step))
+            self.seconds = event.seconds
 
 
 _Timed = events.AttemptStarted | events.SlotsCounted | events.NodeDeparted | events.GenerationEnded
@@ -220,7 +224,7 @@ class RunState:
             case events.Heartbeat() as event if event.step >= 0:
                 self.reported_step = event.step
                 if attempt.generations and attempt.generations[-1].number == event.generation:
-                    attempt.generations[-1].beat(timeline.seen_s, event.step)
+                    attempt.generations[-1].beat(timeline.seen_s, event)
             case events.RanksStopped() as event if event.step >= 0:
                 self.reported_step = event.step
             case events.GenerationEnded() as event:

@@ -4,6 +4,7 @@ docs/reference/events.md is generated from these classes. Other programs read th
 rename a kind or a field, and give new fields a default.
 """
 
+from dataclasses import field
 from typing import Annotated
 
 from echelon.core.codec import Index, Objects, RankCount, Seconds, SecondsByName, Texts
@@ -204,6 +205,9 @@ class Heartbeat(ControllerEvent):
     kind = "alive"
     generation: Generation
     step: Annotated[Index, "highest step of any rank; -1 if none was reported"]
+    seconds: Annotated[SecondsByName, "phase → seconds so far, summed over all ranks"] = field(
+        default_factory=dict
+    )
 
 
 @frozen

@@ -58,6 +58,7 @@ def test_an_attempt_that_went_well():
             productive=300,
             data_wait=10,
             checkpoint_stall=18,
+            peer_wait=0,
         ),
         at(215, "ended", state="COMPLETED"),
     ]
@@ -70,6 +71,7 @@ def test_an_attempt_that_went_well():
         "productive": 300,
         "data wait": 10,
         "checkpoint stall": 18,
+        "peer wait": 0,
         "redone work": 0,
         "restart": 0,
         "idle": 12 + 20,
@@ -215,6 +217,36 @@ def test_one_that_goes_on_counts_until_it_was_last_seen():
     assert account(over) == before
 
 
+def test_waiting_for_a_straggler_is_not_productive():
+    events = [
+        *(at(0, "attempt", slots=8), generation(0, ranks=8)),
+        spent(100, steps=(0, 100, 0.336), warm_up=40, productive=228, peer_wait=532),
+        at(100, "ended"),
+    ]
+    assert found(events) == {"warm-up": 40, "productive": 228, "peer wait": 532}
+    assert accounts(events).render() == "28 % of 800 rank-seconds"
+
+
+def test_a_generation_that_goes_on_is_divided_as_of_its_last_heartbeat():
+    seconds = {"rendezvous": 5.0, "warm-up": 15.0, "productive": 20.0, "peer wait": 60.0}
+    going_on = fold(
+        [
+            *(at(0, "attempt", attempt=1, slots=2), generation(0)),
+            at(10, "alive", generation=0, step=0),
+            at(50, "alive", generation=0, step=40, seconds=seconds),
+        ]
+    )
+    told = account(going_on).seconds
+    assert (told["warm-up"], told["productive"], told["peer wait"]) == (15, 20, 60)
+    going_on.feed_sample(1, 0, Sample(time_s=90))  # 80 s of both ranks later
+    told = account(going_on).seconds
+    assert (told["warm-up"], told["productive"], told["peer wait"]) == (15, 40, 120)
+    # Another attempt repeats 10 steps of a second, of which ranks worked a quarter.
+    for record in (at(100, "attempt", slots=2), generation(100), spent(110, steps=(30, 40, 1.0))):
+        going_on.feed_event(2, record)
+    assert account(going_on).seconds["redone work"] == 5
+
+
 def test_a_job_that_was_queued_again_waits_again():
     events = [
         *(at(100, "attempt", slots=1), generation(110, ranks=1)),
@@ -277,7 +309,10 @@ events = st.one_of(
         ),
     ),
     st.tuples(
-        st.just("alive"), st.fixed_dictionaries({"generation": numbers, "step": steps | wrong})
+        st.just("alive"),
+        st.fixed_dictionaries(
+            {"generation": numbers, "step": steps | wrong}, optional={"seconds": seconds}
+        ),
     ),
     st.tuples(st.sampled_from(["ended", "rank", "joined"]), st.just({})),
 )

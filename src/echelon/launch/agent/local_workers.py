@@ -55,7 +55,12 @@ from echelon.launch.protocol.messages import (
 from echelon.launch.protocol.nccl_counts import encode_counts
 from echelon.launch.protocol.rank_environment import RankFiles, rank_environment, rank_files
 from echelon.launch.protocol.rank_shm import RankShm
-from echelon.launch.protocol.time_accounting import Motion, read_pace, read_spent
+from echelon.launch.protocol.time_accounting import (
+    Motion,
+    read_pace,
+    read_spent,
+    read_spent_so_far,
+)
 from echelon.launch.protocol.wire import MAX_PAYLOAD
 from echelon.run.directory import RunDir
 from echelon.run.tracker import find_mlflow
@@ -303,6 +308,7 @@ class LocalWorkers:
                 ),
             ],
             pace=read_pace([r.beacon for r in self._ranks.values()]),
+            spent=read_spent_so_far(r.beacon for r in self._ranks.values()),
         )
 
     def _generation(self) -> int:

@@ -236,6 +236,7 @@ class AgentPool:
             self._queue.put_nowait((agent, message))
             return
         self._feel(message)
+        agent.pulse = message
         agent.pace = message.pace or agent.pace  # without ranks, keep the last one
         agent.held = any(seen[2] == "D" for seen in message.ranks)
 
@@ -263,7 +264,8 @@ class AgentPool:
             now_s = time.monotonic()
             if now_s - noted_s > ALIVE_S:
                 generation, step = self._furthest
-                self._note(events.Heartbeat(generation=generation, step=step))
+                seconds = self._sum_spent(generation)
+                self._note(events.Heartbeat(generation=generation, step=step, seconds=seconds))
                 noted_s = now_s
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
@@ -274,6 +276,14 @@ class AgentPool:
                     agent.link.drop(f"no message for {agent.link.silence_s:g} s")
             if hang := self._watch.judge(now_s):
                 self._queue.put_nowait((None, hang))
+
+    def _sum_spent(self, generation: int) -> dict[str, float]:
+        """Return how all ranks have spent their time so far: phase → seconds."""
+        total: dict[str, float] = {}
+        for pulse in (agent.pulse for agent in self.agents.values()):
+            for phase, spent_us in pulse.spent.items() if pulse.generation == generation else ():
+                total[phase] = round(total.get(phase, 0.0) + spent_us / 1e6, 6)
+        return total
 
     def _end_with(self, pulse: asyncio.Task[None]) -> None:
         """End the run if the heartbeat task fails: agents would exit, and could not say why."""

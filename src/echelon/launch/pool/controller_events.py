@@ -5,7 +5,7 @@ from typing import Any
 
 from echelon.launch.backends.base import Started
 from echelon.launch.protocol.link import Link
-from echelon.launch.protocol.messages import Hello, Pace
+from echelon.launch.protocol.messages import Hello, Pace, Pulse
 
 
 @dataclass(slots=True)
@@ -16,6 +16,8 @@ class AgentHandle:
     link: Link
     pace: Pace = field(default_factory=Pace)
     """From its last pulse that had ranks."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """The last one."""
     held: bool = False
     """Whether a rank is blocked on storage, so that not even SIGKILL ends it."""
 

@@ -165,6 +165,8 @@ class Pulse(Message):
     state and seconds are those of the zygote that has to start the rank."""
     pace: Pace | None = None
     """None without ranks. On the wire it is a list."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """How the ranks have spent their time so far: phase → microseconds of all."""
 
     def __post_init__(self) -> None:
         if self.pace is not None:

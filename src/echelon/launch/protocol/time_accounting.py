@@ -5,7 +5,7 @@ training began, and how long it then waited. Nothing is known about other ranks:
 is in `productive`, which monitor/accounting.py calls running where no steps are known.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 # Phases of a rank's time; `queue` and `launch` come before ranks exist.
 RENDEZVOUS, WARM_UP, PRODUCTIVE = "rendezvous", "warm-up", "productive"
-DATA_WAIT, STALL = "data wait", "checkpoint stall"
+DATA_WAIT, STALL, PEER_WAIT = "data wait", "checkpoint stall", "peer wait"
 REDONE, RESTART, IDLE = "redone work", "restart", "idle"
-PHASES = (RENDEZVOUS, WARM_UP, PRODUCTIVE, DATA_WAIT, STALL, REDONE, RESTART, IDLE)
+PHASES = (RENDEZVOUS, WARM_UP, PRODUCTIVE, DATA_WAIT, STALL, PEER_WAIT, REDONE, RESTART, IDLE)
 
 
 # --- the agent's side -------------------------------------------------------------------------
@@ -47,8 +47,19 @@ def read_spent(beacon: "RankShm", still_s: float) -> dict[str, int]:
         "first": beacon.first,
         "data_us": beacon.data_us,
         "stall_us": beacon.stall_us,
+        "comm_us": beacon.comm_us,
         "still_us": int(still_s * 1e6),
     }
+
+
+def read_spent_so_far(beacons: Iterable["RankShm"]) -> dict[str, int]:
+    """Return how a node's ranks have spent their time so far: phase → microseconds of all."""
+    total: dict[str, int] = {}
+    for beacon in beacons:
+        for phase, spent_us in divide(read_spent(beacon, 0.0)).items():
+            if spent_us:
+                total[phase] = total.get(phase, 0) + spent_us
+    return total
 
 
 def read_pace(beacons: Sequence["RankShm"]) -> "Pace | None":
@@ -70,12 +81,16 @@ def read_pace(beacons: Sequence["RankShm"]) -> "Pace | None":
 
 
 def split(gone: "RankExited") -> dict[str, int]:
-    """Divide a rank's time from start to exit into phases, in microseconds.
+    """Divide a rank's time from start to exit into phases, in microseconds."""
+    return divide(gone.spent, failed=bool(gone.code or gone.signal), steps=steps_of(gone))
+
+
+def divide(told: Mapping[str, int], *, failed: bool = False, steps: int = 0) -> dict[str, int]:
+    """Divide a rank's time so far into phases, in microseconds, by what `read_spent` has returned.
 
     A rank that failed may have made no progress for a while: one unfinished step of that counts as
     redone work, the rest as the time until the failure was detected.
     """
-    told = gone.spent
     ran = left = told.get("ran_us", 0)
     found = dict.fromkeys(PHASES, 0)
 
@@ -90,9 +105,10 @@ def split(gone: "RankExited") -> dict[str, int]:
         take(WARM_UP, (began or ran) - found[RENDEZVOUS])
     take(STALL, told.get("stall_us", -1))
     take(DATA_WAIT, told.get("data_us", -1))
-    still = min(left, told.get("still_us", 0)) if gone.code or gone.signal else 0
+    take(PEER_WAIT, told.get("comm_us", -1))
+    still = min(left, told.get("still_us", 0)) if failed else 0
     take(PRODUCTIVE, left - still)
-    if (steps := steps_of(gone)) > 0:
+    if steps > 0:
         take(REDONE, found[PRODUCTIVE] // steps)
     take(RESTART, left)
     return found

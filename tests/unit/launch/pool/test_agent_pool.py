@@ -64,6 +64,14 @@ def test_a_node_that_turns_out_to_be_unfit_is_lost_to_those_who_wait_for_it(pool
     asyncio.run(scenario())
 
 
+def test_what_ranks_have_spent_is_added_up_over_nodes(pool):
+    for node, generation in ((0, 1), (1, 1), (2, 0)):  # the last one has no new ranks yet
+        agent = pool.agents[node] = make_agent(node)
+        spent = {"peer wait": 500_000, "productive": 1}
+        pool.hear(agent, Pulse(generation=generation, spent=spent))
+    assert pool._sum_spent(1) == {"peer wait": 1.0, "productive": 0.000002}
+
+
 def test_it_is_written_down_that_the_run_is_alive(pool, noted, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ALIVE_S", -1.0)
     pulses = iter([0.0, 0.0])

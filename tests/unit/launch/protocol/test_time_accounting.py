@@ -12,6 +12,7 @@ from echelon.launch.protocol.time_accounting import (
     Spending,
     read_pace,
     read_spent,
+    read_spent_so_far,
     split,
 )
 from echelon.train.stopping import StopBarrier
@@ -24,6 +25,7 @@ TRAINED = {
     "first": 20,
     "data_us": 5 * S,
     "stall_us": 20 * S,
+    "comm_us": 10 * S,
     "still_us": 20 * S,
 }
 
@@ -45,14 +47,15 @@ def test_the_time_of_a_rank_that_trains():
         "warm-up": 5,
         "data wait": 5,
         "checkpoint stall": 20,
-        "productive": 60,
+        "peer wait": 10,
+        "productive": 50,
     }
 
 
 def test_one_that_died_had_a_step_under_way_and_then_did_nothing():
-    """20 s without a move, at 2 s for a step."""
+    """20 s without a move, at 1.5 s for a step."""
     told = found(rank_exited(step=40, code=1, **TRAINED))
-    assert (told["productive"], told["redone work"], told["restart"]) == (40, 2, 18)
+    assert (told["productive"], told["redone work"], told["restart"]) == (30, 1.5, 18.5)
 
 
 def test_one_that_knows_nothing_of_the_library_is_productive():
@@ -97,6 +100,8 @@ def test_the_numbers_are_those_of_the_beacon(tmp_path):
         line.begin(99)  # another training of the same process
         line.wait_for_data(0.25)
         line.wait_for_data(0.5)
+        line.wait_for_peers(0.25)
+        line.wait_for_peers(1.0)  # in total
     told = read_spent(agent, 1.5)
     assert 3 * S <= told.pop("began_us") <= told.pop("ran_us")
     assert told == {
@@ -104,6 +109,7 @@ def test_the_numbers_are_those_of_the_beacon(tmp_path):
         "first": 12,
         "data_us": 750_000,
         "stall_us": -1,
+        "comm_us": 1_000_000,
         "still_us": 1_500_000,
     }
 
@@ -140,6 +146,18 @@ def test_a_rank_is_seen_to_stand_still(tmp_path):
     assert motion.look(14.0) == 0
 
 
+def test_a_nodes_ranks_tell_how_they_have_spent_their_time_so_far(tmp_path):
+    beacons = [RankShm.create(tmp_path / str(rank)) for rank in range(2)]
+    for beacon in beacons:
+        beacon.started_us -= 10 * S
+        beacon.met_us, beacon.began_us = S, 2 * S
+    beacons[0].comm_us = 6 * S
+    told = read_spent_so_far(beacons)
+    assert told.pop("productive") >= 2 * 8 * S - 6 * S
+    assert told == {"rendezvous": 2 * S, "warm-up": 2 * S, "peer wait": 6 * S}
+    assert read_spent_so_far([]) == {}
+
+
 # --- a generation -----------------------------------------------------------------------------
 
 
@@ -152,9 +170,10 @@ def test_the_account_of_a_generation():
     assert told["seconds"] == {
         "rendezvous": 20,
         "warm-up": 10,
-        "productive": 120,
+        "productive": 100,
         "data wait": 10,
         "checkpoint stall": 40,
+        "peer wait": 20,
         "redone work": 0,
         "restart": 0,
         "idle": 14,
@@ -165,7 +184,7 @@ def test_the_account_of_a_generation():
         "again": False,
         "first": 20,
         "last": 40,
-        "steps_s": 3.0,
+        "steps_s": 2.5,
     }
 
 
