@@ -1,16 +1,26 @@
 """A real run, seen while it goes on and afterwards: telemetry, the terminal's view, the report."""
 
+import fcntl
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
+import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+
+import pytest
 
 from echelon.core.waiting import wait_until
 from echelon.monitor.advice import LEAST_TRAINED_S, advise
 from echelon.monitor.report import make_report
 from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
 from echelon.run.series import read_series, summarise
+from eventlines import raw
 from local.liverun import SOURCE, live_run
 
 SCRIPT = """\
@@ -65,6 +75,8 @@ def test_a_slow_rank_is_seen_while_it_trains_and_afterwards(tmp_path):
         assert max(map(len, frame.splitlines())) <= 80
         assert "RUNNING" in frame
         assert "4 ranks" in frame
+        slowest = next(line for line in frame.splitlines() if line[:5].strip().isdecimal())
+        assert slowest.split()[0] == "3"
         echelon(run, "stop", "last")
         assert run.wait() == 143, run.output
         totals = [summarise(samples(run, node)) for node in (0, 1)]
@@ -89,3 +101,42 @@ def test_it_can_be_switched_off(tmp_path):
         assert run.wait() == 0, run.output
         assert not (run.path / "telemetry").exists()
         assert "COMPLETED" in echelon(run, "watch", "--once", "last")
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_the_live_view_ends_at_a_key_and_leaves_the_terminal_as_it_was(key, tmp_path):
+    run = RunDir.create(tmp_path, "train-abcd")
+    run.spec.write_text('script = "train.py"\n')
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
+        writer.write(raw("attempt", attempt=1, job="7"))
+    ours, its = pty.openpty()
+    before = termios.tcgetattr(its)
+    argv = [sys.executable, "-m", "echelon", "watch", "--every=600", "--runs-dir", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm"}
+    with subprocess.Popen(
+        argv,
+        env=env,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  no threads
+    ) as watching:
+        shown = b""
+        while b"press q to quit" not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, b"x")  # any other key only draws again
+        os.write(ours, key)
+        # It prints a last frame, which has to be read.
+        os.set_blocking(ours, False)
+
+        def is_over():
+            with suppress(BlockingIOError):
+                os.read(ours, 4096)
+            return watching.poll() is not None
+
+        assert wait_until(is_over, timeout_s=60)
+        assert watching.returncode == 0
+    assert termios.tcgetattr(its) == before
+    os.close(ours)
+    os.close(its)

@@ -1,7 +1,12 @@
 """`echelon watch`: a live view of a run in the terminal."""
 
+import contextlib
+import os
+import select
+import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,7 +43,7 @@ def watch(
 ) -> None:
     """Show a run live: ranks, nodes, GPUs, progress.
 
-    Ctrl-C ends the view, not the run.
+    The straggler comes first, if the others wait for one. q or Ctrl-C ends the view, not the run.
 
     Example: echelon watch last
     """
@@ -88,6 +93,35 @@ def _print_frame(view: "View") -> None:
         console.print_result(line)
 
 
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits for a key at most so many seconds, and returns it."""
+    if not (sys.stdin and sys.stdin.isatty()):
+
+        def pause(wait_s: float) -> str:
+            time.sleep(wait_s)
+            return ""
+
+        yield pause
+        return
+    import termios  # noqa: PLC0415  only for a terminal
+    import tty  # noqa: PLC0415
+
+    terminal = sys.stdin.fileno()
+
+    def read(wait_s: float) -> str:
+        if not select.select([terminal], [], [], wait_s)[0]:
+            return ""
+        return os.read(terminal, 1).decode(errors="replace") or "q"  # it was closed
+
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        yield read
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
 def _draw_live(screen: _Screen, every_s: float) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
@@ -98,15 +132,19 @@ def _draw_live(screen: _Screen, every_s: float) -> None:
     terminal = Console()
     view = screen.view()
     try:
-        with Live(console=terminal, screen=True, auto_refresh=False) as live:
+        with (
+            Live(console=terminal, screen=True, auto_refresh=False) as live,
+            _keys() as read_key,
+        ):
             while True:
                 size = terminal.size
-                lines = draw(view, width=size.width, height=size.height - 1)
+                lines = [*draw(view, width=size.width, height=size.height - 1), "press q to quit"]
                 # As plain text: output of ranks is not markup.
                 live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
                 if (attempt := view.state.attempt) and attempt.outcome:
                     break
-                time.sleep(every_s)
+                if read_key(every_s) in ("q", "Q"):
+                    break
                 view = screen.view()
     except KeyboardInterrupt:
         pass

@@ -8,6 +8,7 @@ from echelon.core.units import counted, format_memory, render_time
 from echelon.launch.protocol.time_accounting import (
     DATA_WAIT,
     IDLE,
+    PEER_WAIT,
     PRODUCTIVE,
     REDONE,
     RESTART,
@@ -174,26 +175,16 @@ def _change(name: str, facts: Facts, shares: Mapping[str, float]) -> str:
 
 def _uses(facts: Facts) -> Iterator[Finding]:
     throttled = {node: share for node, share in facts.throttled.items() if share > _NOTABLE}
-    slow = _find_starved(facts.ranks)
-    behind = None if slow else _find_slow(facts.ranks)
-    accused = {*throttled, *(rank.node for rank in (slow, behind) if rank)}
+    straggler = find_straggler(facts.ranks)
+    accused = {*throttled, *([straggler.rank.node] if straggler else [])}
     all_nodes = {*facts.throttled, *(rank.node for rank in facts.ranks)}
     can_exclude = facts.cluster and accused < all_nodes  # some nodes must remain
-    comm = _median([rank.comm for rank in facts.ranks])
-    if slow:
-        usual = _median([rank.data for rank in facts.ranks])
+    comm = max(_shares(facts).get(PEER_WAIT, 0.0), _median([rank.comm for rank in facts.ranks]))
+    if straggler:
         yield Finding(
             code="straggler",
-            seen=f"rank {slow.rank} on {slow.node} waited for data {slow.data:.0%} of its time, "
-            f"the others {usual:.0%}; all ranks wait for it",
-            change="check that node's disk and load" + _or_exclude(slow.node, can=can_exclude),
-        )
-    elif behind:
-        yield Finding(
-            code="straggler",
-            seen=f"rank {behind.rank} on {behind.node} is slower than the others, which waited for "
-            f"it {comm - behind.comm:.0%} of their time",
-            change="check what else runs on that node" + _or_exclude(behind.node, can=can_exclude),
+            seen=straggler.seen,
+            change=straggler.check + _or_exclude(straggler.rank.node, can=can_exclude),
         )
     elif comm > _COMMON:
         yield Finding(
@@ -201,7 +192,7 @@ def _uses(facts: Facts) -> Iterator[Finding]:
             seen=f"ranks waited for each other's gradients {comm:.0%} of the time",
             change="use larger batches or fewer nodes, so that each step computes more",
         )
-    if not slow and not behind and comm <= _COMMON:
+    else:
         yield from _gpu_use(facts)
     for node, share in sorted(throttled.items()):
         staff = "tell the cluster's administrators" + _or_exclude(node, can=can_exclude)
@@ -246,6 +237,38 @@ def _gpu_use(facts: Facts) -> Iterator[Finding]:
 
 def _or_exclude(node: str, *, can: bool) -> str:
     return f", or exclude it: --exclude {node}" if can else ""
+
+
+@frozen
+class Straggler:
+    """A rank that all others wait for."""
+
+    rank: RankFigures
+    seen: str
+    """What was measured."""
+    check: str
+    """What to look at."""
+
+
+def find_straggler(ranks: Sequence[RankFigures]) -> Straggler | None:
+    """Return the rank that the others wait for, if there is one."""
+    if slow := _find_starved(ranks):
+        usual = _median([rank.data for rank in ranks])
+        return Straggler(
+            rank=slow,
+            seen=f"rank {slow.rank} on {slow.node} waited for data {slow.data:.0%} of its time, "
+            f"the others {usual:.0%}; all ranks wait for it",
+            check="check that node's disk and load",
+        )
+    if behind := _find_slow(ranks):
+        waited = _median([rank.comm for rank in ranks]) - behind.comm
+        return Straggler(
+            rank=behind,
+            seen=f"rank {behind.rank} on {behind.node} is slower than the others, which waited for "
+            f"it {waited:.0%} of their time",
+            check="check what else runs on that node",
+        )
+    return None
 
 
 def _find_starved(ranks: Sequence[RankFigures]) -> RankFigures | None:

@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from echelon.core.frozen import frozen
 from echelon.core.units import counted, render_time
 from echelon.core.visible import in_one_line
+from echelon.monitor.advice import RankFigures, Straggler, find_straggler
+from echelon.monitor.report import of_generation, rank_figures
 from echelon.monitor.state import NodeState, RankState, RunState
-from echelon.run.series import Sample
+from echelon.run.series import Sample, summarise
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GIB = 2.0**30
 _MOST_LOGS = 5
+_RECENT = 10
+"""Number of samples in which a straggler is looked for; the mean of fewer varies too much."""
 
 
 @frozen
@@ -33,10 +37,14 @@ class View:
 
 def draw(view: View, *, width: int, height: int) -> list[str]:
     """Return the lines of a frame: at most `height` lines of at most `width` characters."""
-    lines = [*_head(view, width), "", *_nodes(view, width)]
+    straggler = _find_straggler(view)
+    lines = _head(view, width)
+    lines += [f"straggler  {straggler.seen}"] if straggler else []
+    lines += ["", *_nodes(view, width)]
     logs = [line for line in view.logs if line.strip()][-_MOST_LOGS:]
     room = height - len(lines) - (len(logs) + 1 if logs else 0) - 1
-    lines += ["", *_ranks(view, width, max(3, room))]
+    first = straggler.rank.rank if straggler else -1
+    lines += ["", *_ranks(view, width, max(3, room), first)]
     if logs:
         lines += ["", *logs]
     # Names and output are foreign text: escape them before cutting, not within an escape code.
@@ -88,8 +96,20 @@ def _node(node: NodeState) -> str:
     return f"{node.name:<12} {told.get('cpu', 0.0):>5.0%} {memory:>13} {' '.join(net)}  "
 
 
-def _ranks(view: View, width: int, room: int) -> list[str]:
-    ranks = sorted(view.state.ranks.values(), key=_trouble)
+def _find_straggler(view: View) -> Straggler | None:
+    """Return the rank that the others waited for in the last seconds."""
+    ranks, nodes = view.state.ranks, view.state.nodes
+    generation = max((rank.generation for rank in ranks.values()), default=-1)
+    found: list[RankFigures] = []
+    for number, samples in view.history.items():
+        recent = of_generation(list(samples)[-_RECENT:], generation)
+        if recent and number in nodes:
+            found += rank_figures(summarise(recent), nodes[number].name)
+    return find_straggler([one for one in found if one.rank in ranks and ranks[one.rank].alive])
+
+
+def _ranks(view: View, width: int, room: int, first: int) -> list[str]:
+    ranks = sorted(view.state.ranks.values(), key=lambda rank: (*_trouble(rank, first), rank.rank))
     head = f"{'rank':>5} {'node':<10} {'step':>8} {'steps/s':>8} "
     head += f"{'data':>5} {'peers':>5} {'memory':>7}"
     if any(rank.numbers.get("gpu", -1) >= 0 for rank in ranks):
@@ -101,9 +121,9 @@ def _ranks(view: View, width: int, room: int) -> list[str]:
     return [head[:width], *shown]
 
 
-def _trouble(rank: RankState) -> tuple[bool, bool, float, int]:
-    """Sort key: failed ranks first, then ended ones, then the slowest."""
-    return not rank.failed, rank.alive, rank.numbers.get("steps", 0.0), rank.rank
+def _trouble(rank: RankState, first: int) -> tuple[bool, bool, bool, float]:
+    """Sort key: failed ranks first, then ended ones, then the straggler, then the slowest."""
+    return not rank.failed, rank.alive, rank.rank != first, rank.numbers.get("steps", 0.0)
 
 
 def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:

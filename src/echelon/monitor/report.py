@@ -109,7 +109,7 @@ def gather(
         ranks=[
             figures
             for node, total in sorted(totals.items())
-            for figures in _rank_figures(total, names.get(node, ""))
+            for figures in rank_figures(total, names.get(node, ""))
         ],
         cpu_mean=_share_of_processors(totals.values(), asked),
         cpus_asked=asked,
@@ -129,7 +129,8 @@ def _wall(state: RunState) -> float:
     )
 
 
-def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
+def rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
+    """Return the figures of the ranks in a sample."""
     for name in sorted(total.lasts):
         kind, rank, what = split_name(name)
         if kind != "rank" or what != "generation":

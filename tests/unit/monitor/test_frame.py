@@ -66,6 +66,29 @@ def test_of_a_thousand_ranks_the_worst_are_shown():
     assert any(line.startswith("… and ") for line in lines)
 
 
+def test_the_rank_that_others_wait_for_comes_first():
+    state, history = make_state(), {0: [], 1: []}
+    for second in range(30):
+        for node, ranks in ((0, (0, 1)), (1, (2, 3))):
+            # In a single second, the straggler may seem faster; before, rank 0 was slow.
+            slow = 2 if second >= 20 else 0
+            means = {f"rank{rank}.comm": 0.0 if rank == slow else 0.76 for rank in ranks}
+            means |= {f"rank{rank}.steps": 9.0 + (rank == slow) for rank in ranks}
+            lasts = {f"rank{rank}.generation": 0 for rank in ranks}
+            history[node].append(Sample(time_s=20 + second, means=means, lasts=lasts))
+            state.feed_sample(1, node, history[node][-1])
+    state.feed_event(1, at(60, "exited", rank=3, code=1))
+    lines = draw(View(state=state, history=history, now_s=100.0), width=100, height=24)
+    said = "rank 2 on node2 is slower than the others, which waited for it 76% of their time"
+    assert f"straggler  {said}" in lines
+    shown = [line.split()[0] for line in lines if line[:5].strip().isdecimal()]
+    assert shown == ["3", "2", "0", "1"]  # the failed one, the straggler, the others
+
+
+def test_without_a_straggler_none_is_named():
+    assert not any(line.startswith("straggler") for line in frame(make_state()))
+
+
 def test_gpus_stand_beside_their_ranks():
     state = make_state(ranks=1, nodes=1)
     numbers = {"gpu0.util": 0.98, "gpu0.power": 640.0}
