@@ -805,7 +805,10 @@ def try_fault(fault: Fault, folder: Path) -> list[str]:
         if fault.act is not None:
             fault.act(run)
         code = run.wait(fault.timeout_s)
-        return _compare(fault, code, run.verdict())
+        wrong = _compare(fault, code, run.verdict())
+        if "--on-hang=stop" in fault.options and (told := run.output.count("  cause: hang")) != 1:
+            wrong.append(f"the verdict was reported {told} times")
+        return wrong
 
 
 def _compare(fault: Fault, code: int, verdict: Mapping | None) -> list[str]:

@@ -6,7 +6,8 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from echelon.run.rank_logs import Line, RunLogs, Tail, last_lines_start
 from echelon.run.request import has_controller
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
+_TRACEBACK = "Traceback (most recent call last):"
 _LABEL = re.compile(r" *(\d{1,9}): ")
 """The label that srun puts before a task's line."""
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -179,6 +181,7 @@ class _Screen:
             self._jobs = {Path(p): Tail(Path(p), start=end) for p, end in begin["jobs"].items()}
         elif self._last is not None:
             self._logs.skip(self._last)
+        self._folded = FoldedTracebacks()
         self._bar = _Bar(run, self._logs)
         self._place = place
 
@@ -226,7 +229,7 @@ class _Screen:
             lines = (line for line in lines if line.time_s >= self._since_s)
         if self._last is not None:
             lines = deque(lines, maxlen=self._last)
-        for line in lines:
+        for line in lines if self._raw else self._folded.fold(lines):
             self._bar.hide()
             self._print_labelled(line.rank, line.text)
             found = True
@@ -262,6 +265,43 @@ class _Screen:
             console.print_raw(label + text)
         elif not is_redrawn(text):
             console.print_result(label + settled(text))
+
+
+class FoldedTracebacks:
+    """Replaces a traceback that another rank has printed already by its last line."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, ...], int] = {}
+        """Lines of a traceback → the first rank that printed them."""
+
+    def fold(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """Yield the lines to print. A rank's traceback is kept back until its last line."""
+        pending: dict[int, list[Line]] = {}
+        for line in lines:
+            text = _own_text(line)
+            if block := pending.get(line.rank):
+                block.append(line)
+                if not text or text[0].isspace():
+                    continue
+                yield from self._shorten(pending.pop(line.rank))
+            elif text == _TRACEBACK:
+                pending[line.rank] = [line]
+            else:
+                yield line
+        for block in pending.values():  # it may be continued in the next lines that are read
+            yield from block
+
+    def _shorten(self, block: list[Line]) -> list[Line]:
+        rank, last = block[0].rank, block[-1]
+        first = self._first.setdefault(tuple(map(_own_text, block)), rank)
+        if first == rank:
+            return block
+        return [replace(last, text=f"{last.text} (same traceback as rank {first})")]
+
+
+def _own_text(line: Line) -> str:
+    """Return a line without the rank that torch puts before those of a traceback."""
+    return line.text.removeprefix(f"[rank{line.rank}]: ").removeprefix(f"[rank{line.rank}]:")
 
 
 class _Bar:

@@ -220,13 +220,14 @@ def logs(
         ),
     ] = "",
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print control characters unchanged, not escaped.")
+        bool,
+        typer.Option("--raw", help="Print lines unchanged, with control characters not escaped."),
     ] = False,
 ) -> None:
     """Print a run's output, with the rank of each line.
 
     Colors are kept, other control characters are escaped, and of a progress bar only the last state
-    is shown.
+    is shown. Of a traceback that several ranks print, all but the first are shortened to one line.
 
     Example: echelon logs -f --rank 3 --since 10m last
     """

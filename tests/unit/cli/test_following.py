@@ -19,7 +19,7 @@ from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import submit_attempt
 from echelon.run.event_log import EventWriter
 from echelon.run.events import GenerationStarted
-from echelon.run.rank_logs import LogClock
+from echelon.run.rank_logs import Line, LogClock
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
 
@@ -294,3 +294,37 @@ def test_a_rank_that_does_not_exist_is_an_error(words, printed, capsys):
 def test_a_wrong_choice_is_explained(words, told, printed, capsys):
     assert main.run(["logs", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def traceback(rank, *, error="ValueError: boom", mark=""):
+    texts = ["Traceback (most recent call last):", '  File "train.py", line 3', "", error]
+    return [(rank, f"{mark}{text}") for text in texts]
+
+
+def fold(folded, *lines):
+    numbered = [
+        Line(time_s=0.0, rank=rank, number=number, text=text)
+        for number, (rank, text) in enumerate(lines)
+    ]
+    return [(line.rank, line.text) for line in folded.fold(numbered)]
+
+
+def test_tracebacks_that_ranks_share_are_printed_once():
+    folded = following.FoldedTracebacks()
+    first, second = traceback(0), traceback(1)
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    same = "(same traceback as rank 0)"
+    assert fold(folded, (2, "hello"), *mixed, (1, "bye")) == [
+        *((2, "hello"), *first, (1, f"ValueError: boom {same}"), (1, "bye"))
+    ]
+    marked = traceback(2, mark="[rank2]: ")  # as torch writes it; read later
+    assert fold(folded, *marked) == [(2, f"[rank2]: ValueError: boom {same}")]
+    other = traceback(3, error="KeyError: 1")
+    assert fold(folded, *other) == other
+    assert fold(folded, *first) == first  # after a restart, say
+
+
+def test_an_unfinished_traceback_is_printed():
+    folded, lines = following.FoldedTracebacks(), traceback(0)
+    assert fold(folded, *lines[:2]) == lines[:2]
+    assert fold(folded, *lines[2:]) == lines[2:]

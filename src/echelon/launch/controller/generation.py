@@ -487,8 +487,10 @@ class Generation:
         verdict = replace(judge([failure]), stacks=stacks)
         self._journal.note(events.HangDetected.of(verdict))
         self._journal.leave_verdict(verdict)
+        if self._request.on_hang != "report":
+            return failure  # the verdict on this generation is reported next
         self._journal.report(f"{self._journal.run.run_id} hangs\n{render(verdict)}")
-        return failure if self._request.on_hang != "report" else None
+        return None
 
     async def _ask(self, order: ReadTraces | Dump, kind: type[M]) -> list[M]:
         """Return the agents' answers; handle what else happens meanwhile."""
