@@ -27,6 +27,7 @@ from echelon.core.userstate import state_folder
 from echelon.errors import (
     ConflictError,
     EchelonError,
+    MissingProgramError,
     NotFoundError,
     NotPermittedError,
     UsageError,
@@ -35,6 +36,11 @@ from echelon.run.request import render_spec
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
+_REFUSALS = (
+    *(UnreachableError, MissingProgramError, UsageError, NotFoundError, ConflictError),
+    NotPermittedError,
+)
+"""Errors after which nothing was queued."""
 _TYPED = ("default", "flags", "--set")
 """Origins of values that the user has named in the command."""
 _TRIES = 6
@@ -92,7 +98,7 @@ def send_run(
         return site, _submit(site, header, project, root)
     except LostConnectionError:
         raise  # it may be there
-    except (UnreachableError, UsageError, NotFoundError, ConflictError, NotPermittedError):
+    except _REFUSALS:
         forget_run(run_id, os.environ)  # it is not
         raise
     except KeyboardInterrupt:

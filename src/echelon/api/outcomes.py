@@ -1,12 +1,14 @@
 """How a run stands: its current job, and why it failed."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
+from echelon.core.records import open_regular
 from echelon.errors import NotFoundError
-from echelon.run.attempts import Attempt, attempts, has_begun, is_skipped, outcome
+from echelon.run.attempts import Attempt, attempts, find_output, has_begun, is_skipped, outcome
 from echelon.run.directory import RunDir
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def _job_of(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
     return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")
 
 
+_TAIL = 4096
+"""Bytes at the end of a job's output in which its last line is looked for."""
 _CAUSES = {
     "TIMEOUT": ("time limit", "the job reached its time limit"),
     "PREEMPTED": ("preemption", "another job took the nodes"),
@@ -79,7 +83,21 @@ def find_verdict(run: RunDir, job: Job) -> "Verdict | None":
         return own
     reason = f" ({job.reason})" if job.reason else ""
     message = f"the job is {job.state}{reason}, and its controller reported no outcome"
+    if said := _last_line(run):
+        message += f"; the job's last output was: {said}"
     return judge([Failure(cause="exit", message=message, exit_code=job.exit_code or 1)])
+
+
+def _last_line(run: RunDir) -> str:
+    """Return the last line that the newest job printed; empty if there is none."""
+    found = attempts(run)
+    try:
+        with open_regular(find_output(run, found[-1])) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read(_TAIL).decode(errors="replace").split("\n")
+    except (OSError, IndexError):
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _read_verdict(run: RunDir) -> "Verdict | None":

@@ -16,6 +16,7 @@ versions, and where they are handled (docs/compatibility.md has those that users
 """
 
 import itertools
+import os
 import re
 import tempfile
 import threading
@@ -34,6 +35,7 @@ from echelon.core.slurm_json import (
     read_jobs,
 )
 from echelon.core.slurm_text import clean_nodes, parse_accounting, parse_job, word
+from echelon.core.units import format_memory
 from echelon.errors import (
     CommandError,
     MissingProgramError,
@@ -54,6 +56,9 @@ _ELSEWHERE = (
 OVER = "END,FAIL"
 """One mail when a job ends: END if it completed or was cancelled, FAIL otherwise."""
 _MARK = "echelon:"
+_NODES = "%P|%D|%c|%m|%G|%f"
+"""Format of sinfo: partition, number of nodes, CPUs, MiB, GRES and features of each."""
+_PREFIX = re.compile(r"^sbatch: (?:(?:error|fatal): )?")
 _LINE = "%F|%i|%T|%r|%N|%k"
 """Format of squeue: array or job, job, state, reason, nodes, comment."""
 _VARIABLES = (
@@ -199,13 +204,27 @@ class Slurm:
                 if done.code == 0:
                     return done.stdout.strip().partition(";")[0]
                 if not _AWAY.search(done.stderr):
-                    raise _refusal(done, script, exclude)
+                    raise self._refusal(done, content, exclude)
                 again = self._pause(tries, began_s)
                 if found := self._find(comment):
                     return found
                 if not again:
                     break
         raise _away(done)
+
+    def _refusal(self, done: Result, script: bytes, exclude: str) -> UsageError:
+        lines = [_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines()]
+        said = "; ".join(line for line in lines if line and not line.startswith("Try ")) or "?"
+        hint = "to see what is submitted, add --dry-run; for its options: man sbatch"
+        if exclude:  # too few nodes may be left
+            hint = f"the job avoids {exclude}; to see why: echelon nodes"
+        elif re.search("node configuration|feature", said, re.IGNORECASE):
+            argv = ["sinfo", "--noheader", "--exact", f"--format={_NODES}"]
+            shown = self._shell.run(argv, env=self._environ, timeout_s=60).stdout
+            asked = re.search(rb"^#SBATCH --partition=(\S+)", script, re.MULTILINE)
+            names = os.fsdecode(asked[1]).split(",") if asked else []
+            hint = describe_nodes(shown, names) or hint
+        return UsageError(f"Slurm rejected the job: {said}", hint=hint)
 
     def find_submitted(self, run_id: str, attempt: int) -> str:
         """Return the job in the queue that is an attempt of a run; empty if there is none.
@@ -282,7 +301,7 @@ class Slurm:
         if not self._has_json:
             return None
         argv = ["scontrol", "--json", "show", "job", job_id]
-        shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+        shown = self._run(argv, self._environ, timeout_s=60)
         if read_jobs(shown.stdout) is None:
             # An unknown option or a missing plugin: the next call would fail too.
             self._has_json = bool(_AWAY.search(shown.stderr))
@@ -370,6 +389,12 @@ class Slurm:
 
     def _run(self, argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float) -> Result:
         """Run one of Slurm's commands; it may not be installed, or lack its configuration."""
+        conf = environ.get("SLURM_CONF", "")
+        if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
+            raise UnavailableError(
+                f"the file in SLURM_CONF does not exist: {conf}",
+                hint=f"correct it, or use Slurm's default: unset SLURM_CONF; or {_ELSEWHERE}",
+            )
         try:
             done = self._shell.run(argv, env=environ, timeout_s=timeout_s)
         except MissingProgramError as error:
@@ -382,18 +407,23 @@ class Slurm:
         return done
 
 
-def _refusal(done: Result, script: Path, exclude: str) -> UsageError:
-    hint = f"to check the script yourself: sbatch --test-only {script}"
-    if exclude:  # too few nodes may be left
-        hint = f"the job avoids {exclude}; to see why: echelon nodes"
-    return UsageError(f"Slurm rejected the job: {_last_line(done.stderr)}", hint=hint)
-
-
 def _away(done: Result) -> UnavailableError:
     return UnavailableError(
         f"slurmctld did not respond for {PATIENCE_S:g} s: {_last_line(done.stderr)}",
         hint="try again later; check it with: scontrol ping",
     )
+
+
+def describe_nodes(text: str, partitions: Collection[str]) -> str:
+    """Return what the nodes of partitions have, or of the default one, from sinfo's lines."""
+    found = []
+    for line in text.splitlines():
+        name, count, cpus, mib, gres, features = line.strip().split("|", 5)
+        if name.rstrip("*") in partitions or (not partitions and name.endswith("*")):
+            what = [f"{cpus} CPUs", format_memory(int(mib.rstrip("+")))]
+            what += [gres] * (gres != "(null)") + [f"features {features}"] * (features != "(null)")
+            found.append(f"{count} nodes of {name.rstrip('*')} have {', '.join(what)}")
+    return "; ".join(found)
 
 
 def mark_tasks(sweep_id: str) -> str:
@@ -443,4 +473,4 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("sbatch: error: ") if lines else "no error message"
+    return lines[-1] if lines else "no error message"

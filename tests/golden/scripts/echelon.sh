@@ -13,8 +13,11 @@
 #SBATCH --no-kill
 
 # --- environment
-module load cuda/12.4
-source /home/ada/venv/bin/activate
+if ! module load cuda/12.4; then
+    echo 'cannot load the environment modules cuda/12.4' "on $(hostname); list them with: module avail" >&2
+    exit 1
+fi
+source /home/ada/venv/bin/activate || exit 1
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
 python=python3

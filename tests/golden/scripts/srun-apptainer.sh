@@ -11,7 +11,10 @@
 #SBATCH --output=%x-%j.out
 
 # --- environment
-module load cuda/12.4
+if ! module load cuda/12.4; then
+    echo 'cannot load the environment modules cuda/12.4' "on $(hostname); list them with: module avail" >&2
+    exit 1
+fi
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
 export APPTAINERENV_NAME='a b'

@@ -36,3 +36,16 @@ def test_a_controller_that_knows_the_same_says_more(tmp_path):
     run.verdict.write_text(json.dumps(asdict(own)))
     found = find_verdict(run, Job(id="7", state="CANCELLED"))
     assert found.failure.message == own.failure.message
+
+
+def test_a_job_that_ended_before_its_controller_started_says_why(tmp_path):
+    run = RunDir.create(tmp_path, "one")
+    output = run.logs / "job-7.out"
+    job = {"job_id": "7", "submitted": "", "output": str(output)}
+    (run.attempts / "1").mkdir()
+    (run.attempts / "1" / "job.json").write_text(json.dumps(job))
+    ended = Job(id="7", state="FAILED", exit_code=1)
+    assert find_verdict(run, ended).failure.message.endswith("its controller reported no outcome")
+    output.write_text("x" * 9000 + "\nconda not found on node1: load its module\n\n")
+    said = find_verdict(run, ended).failure.message
+    assert said.endswith("the job's last output was: conda not found on node1: load its module")

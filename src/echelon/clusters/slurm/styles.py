@@ -116,6 +116,11 @@ export ECHELON_ENVIRON ECHELON_SCRIPT
 """
 
 
+_MODULES = """\
+if ! module load {names}; then
+    echo {said} "on $(hostname); list them with: module avail" >&2
+    exit 1
+fi"""
 _CONDA = """\
 # Use conda from the shell that submitted the job, or else from the PATH of the job. If conda or the
 # environment is missing, stop here instead of running another Python.
@@ -135,7 +140,8 @@ fi"""
 def _environment(spec: JobSpec, conda_exe: str = "") -> str:
     lines = []
     if spec.modules:
-        lines.append(f"module load {shlex.join(spec.modules)}")
+        said = _quote(f"cannot load the environment modules {' '.join(spec.modules)}")
+        lines.append(_MODULES.format(names=shlex.join(spec.modules), said=said))
     if spec.conda:
         lines.append(
             _CONDA.format(
@@ -145,7 +151,7 @@ def _environment(spec: JobSpec, conda_exe: str = "") -> str:
             )
         )
     if spec.venv:
-        lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
+        lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')} || exit 1")
     lines += spec.prologue
     lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
     if spec.image and spec.style != "echelon":

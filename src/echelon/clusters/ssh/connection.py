@@ -117,7 +117,8 @@ class Connection:
         try:
             done = self._shell.run([*self._ssh, "-G", "--", self.host])
         except MissingProgramError as error:
-            raise MissingProgramError(error.program, hint="install OpenSSH's client") from error
+            hint = f"install OpenSSH's client, or correct {COMMAND}"
+            raise MissingProgramError(error.program, hint=hint) from error
         if done.code:
             raise explain_ssh(self.host, done.stderr)
         pairs = (line.partition(" ") for line in done.stdout.splitlines())

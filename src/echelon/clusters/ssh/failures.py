@@ -59,7 +59,7 @@ _KNOWN: tuple[tuple[str, Callable[..., EchelonError], str, str], ...] = (
     ),
     (
         r"Bad configuration option|terminating, \d+ bad|Bad owner or permissions",
-        UnavailableError,
+        UnreachableError,
         "ssh cannot use its configuration: {said}",
         "correct the file that it names",
     ),

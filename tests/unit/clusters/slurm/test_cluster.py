@@ -237,3 +237,46 @@ def test_nothing_of_a_surrounding_job_reaches_a_submission():
         "A": "b",
     }
     assert scrub(environ) == {"SLURM_CONF": "c", "A": "b"}
+
+
+NODES = "low*|4|16|65536|gpu:a100:4|a100\nhigh|2|8|1024+|(null)|(null)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [
+        (b"", "4 nodes of low have 16 CPUs, 64G, gpu:a100:4, features a100"),
+        (b"#SBATCH --partition=high\n", "2 nodes of high have 8 CPUs, 1G"),
+        (b"#SBATCH --partition=other\n", "add --dry-run"),
+    ],
+)
+def test_a_refusal_of_amounts_says_what_nodes_have(script, hint):
+    said = (
+        "sbatch: error: Memory specification can not be satisfied\n"
+        "sbatch: error: Batch job submission failed: Requested node configuration is not "
+        "available\n"
+    )
+    shell = FakeShell(answers={"sbatch": failed(said), "sinfo": NODES})
+    with pytest.raises(UsageError) as told:
+        cluster(shell).submit(Path("job.sh"), content=script, run_id="r", attempt=1, environ={})
+    assert told.value.message == (
+        "Slurm rejected the job: Memory specification can not be satisfied; Batch job submission "
+        "failed: Requested node configuration is not available"
+    )
+    assert hint in told.value.hint
+
+
+def test_a_refusal_has_the_words_of_sbatch_and_no_path_that_will_be_gone():
+    said = "sbatch: unrecognized option '--foo=bar'\nTry \"sbatch --help\" for more information\n"
+    with pytest.raises(UsageError) as told:
+        submit(FakeShell(answers={"sbatch": failed(said)}))
+    assert told.value.message == "Slurm rejected the job: unrecognized option '--foo=bar'"
+    assert "job.sh" not in told.value.hint
+
+
+def test_a_configuration_file_that_is_missing_is_an_error_at_once():
+    shell = FakeShell()
+    slurm = SlurmCluster(shell, {"SLURM_CONF": "/nonexistent"})
+    with pytest.raises(UnavailableError, match="in SLURM_CONF does not exist: /nonexistent"):
+        slurm.job("7", run_id="r")
+    assert not shell.calls

@@ -264,3 +264,13 @@ def test_without_the_environment_nothing_runs_in_another_python(stubs, conda):
     assert (done.returncode, environ) == (1, None)
     said = done.stderr.splitlines()[-1]
     assert said.startswith(f"cannot activate the conda environment 'it's' with {conda}/conda on ")
+
+
+@pytest.mark.parametrize("style", ["echelon", "torchrun"])
+def test_a_job_without_its_modules_ends_before_the_training(style):
+    text = render_script(spec(script="train.py", modules=["cuda/99"], style=style))
+    stub = "module() { return 1; }; python3() { echo trained; }; srun() { echo trained; }\n"
+    done = subprocess.run(["bash"], input=stub + text, text=True, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert not done.stdout
+    assert "cannot load the environment modules cuda/99 on " in done.stderr
