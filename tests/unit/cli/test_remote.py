@@ -348,7 +348,8 @@ def test_a_home_directory_is_never_sent(sent, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("ssh", ["shh -F x", "'", "ssh -F /nonexistent"])
 def test_a_wrong_ssh_command_leaves_no_run_on_a_host(sent, monkeypatch, capsys, tmp_path, ssh):
     monkeypatch.setenv("ECHELON_SSH", ssh)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     Path("train.py").write_text("pass\n")
     assert main.run(["submit", "--host=h", "train.py"])
     assert "this is a bug" not in capsys.readouterr().err

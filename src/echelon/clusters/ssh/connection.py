@@ -24,7 +24,7 @@ from echelon.clusters.ssh.site import check_host
 from echelon.core.atomic_file import make_private
 from echelon.core.shell import Result, Shell
 from echelon.core.userstate import state_folder
-from echelon.errors import MissingProgramError, NotPermittedError
+from echelon.errors import MissingProgramError, NotPermittedError, UsageError
 
 if TYPE_CHECKING:
     import subprocess
@@ -51,7 +51,13 @@ class Connection:
     def __init__(self, host: str, shell: Shell, environ: Mapping[str, str]) -> None:
         self.host = check_host(host)
         self._shell = shell
-        self._ssh = shlex.split(environ.get(COMMAND, "")) or ["ssh"]
+        try:
+            self._ssh = shlex.split(environ.get(COMMAND, "")) or ["ssh"]
+        except ValueError as error:
+            raise UsageError(
+                f"{COMMAND} is not a command line: {environ[COMMAND]}",
+                hint=f'close its quotes, as in: export {COMMAND}="ssh -F FILE"',
+            ) from error
         self._folder = find_sockets(environ)
         self._options: list[str] | None = None
 
