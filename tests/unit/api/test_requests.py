@@ -154,7 +154,7 @@ def test_modules_of_the_environment_and_of_python_are_told_apart(project, capsys
     argv = ["script", "--load", "cuda/12.1", "--load", "gcc", "--module", "pkg.train", "--lr", "1"]
     assert main.run(argv) == 0
     out = capsys.readouterr().out
-    assert "\nmodule load cuda/12.1 gcc\n" in out
+    assert "\nif ! module load cuda/12.1 gcc; then\n" in out
     assert out.endswith(" --module pkg.train --lr 1\n")
 
 
