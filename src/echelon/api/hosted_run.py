@@ -86,10 +86,11 @@ class HostedRun:
         with fetched(self._site, self._run_id, ["spec.toml"]) as runs:
             if not is_function(find_run(runs, self._run_id)):
                 return [None]
-        wanted = RESULTS if every else f"{RESULTS}/{name_result(0)}"
+        plain = not self._trusts
+        first = name_result(0, plain=plain)
+        wanted = f"{RESULTS}/{f'*{Path(first).suffix}' if every else first}"
         with fetched(self._site, self._run_id, ["spec.toml", wanted]) as runs:
-            run = find_run(runs, self._run_id)
-            return read_results(run, every=every, plain=not self._trusts)
+            return read_results(find_run(runs, self._run_id), every=every, plain=plain)
 
     def verdict(self, job: Job) -> Verdict | None:  # noqa: ARG002  the host knows it
         """Return why the run failed."""

@@ -1,107 +1,38 @@
 """Reads what functions returned, from the run directory.
 
 A pickle executes code of whoever wrote it, so it is read only from files that nobody else could
-have written. What comes from another host is read as plain data: containers, numbers, text and
-NumPy's arrays.
+have written. What comes from another host is read from JSON and the bytes of arrays, which
+`launch/function_call.py` writes beside the pickle.
 """
 
+import datetime as dt
 import json
 import math
+import os
 import pickle
-import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any
 
 from echelon.core.ownership import find_intruder
-from echelon.core.records import open_regular
+from echelon.core.records import open_regular, parse_json, to_count
+from echelon.core.visible import in_one_line
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError
-from echelon.launch.function_call import RESULTS, name_result
+from echelon.launch.function_call import (
+    DTYPE,
+    MOST_BYTES,
+    MOST_TEXT,
+    RESULTS,
+    TENSOR_TYPES,
+    name_result,
+)
 from echelon.run.directory import RunDir
 
-_PLAIN = {
-    "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
-    "collections": {"OrderedDict", "deque"},
-    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
-    "numpy": {"ndarray"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "numpy.core.numeric": {"_frombuffer"},
-    "pathlib": {"PosixPath", "PurePosixPath"},
-}
-"""Module → names that a plain pickle may contain. None of them executes what it is given."""
-_CODE = re.compile(r"[<>|=]?[?biufcSU][0-9]{0,9}")
-"""Types of an array's elements: numbers and text, no objects and no fields."""
-
-
-class PlainUnpickler(pickle._Unpickler):  # noqa: SLF001  the one whose steps can be checked
-    """Reads plain data, and nothing that could execute code.
-
-    NumPy believes what a pickle says about its types, even that memory holds an object. So what it
-    is told is checked here.
-    """
-
-    stack: list[Any]
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "dtype"):
-            return _make_type
-        if name in _PLAIN.get(module, ()):
-            return super().find_class(module, name)
-        raise _refuse(f"{module}.{name}")
-
-    def load_build(self) -> None:
-        """Give an object its state: only arrays and their types, which are checked."""
-        state, made = self.stack.pop(), self.stack[-1]
-        kind = type(made).__module__.partition(".")[0], type(made).__name__
-        known = kind == ("numpy", "ndarray") and _is_array(state)
-        if not known and not (_is_type(made) and _is_type_state(state, made)):
-            raise _refuse(f"the state of {'.'.join(kind)}")
-        made.__setstate__(state)
-
-    dispatch = {  # noqa: RUF012  as in the class above
-        **pickle._Unpickler.dispatch,  # noqa: SLF001
-        pickle.BUILD[0]: load_build,  # type: ignore[dict-item]
-    }
-
-
-def _make_type(code: object, *_: object) -> Any:
-    if not isinstance(code, str) or not _CODE.fullmatch(code):
-        raise _refuse(f"an array of {str(code)[:40]!r}")
-    return import_module("numpy").dtype(code, copy=True)  # by name: no command needs it
-
-
-def _is_type(made: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(made, numpy.dtype)
-
-
-def _is_type_state(state: object, made: Any) -> bool:
-    """Tell whether a state is that of a simple type, as large as it says."""
-    if not isinstance(state, tuple) or len(state) != 8:
-        return False
-    version, order, subtype, names, fields, size, alignment, flags = state
-    simple = (subtype, names, fields, flags) == (None, None, None, made.flags)
-    fits = size in (-1, made.itemsize) and alignment in (-1, made.alignment)
-    return version in (3, 4) and order in ("<", ">", "|", "=") and simple and fits
-
-
-def _is_array(state: object) -> bool:
-    if not isinstance(state, tuple) or len(state) != 5:
-        return False
-    _, shape, kind, _, content = state
-    if not _is_type(kind) or not isinstance(content, bytes) or not isinstance(shape, tuple):
-        return False
-    counts = all(type(one) is int and one >= 0 for one in shape)
-    return counts and len(content) == math.prod(shape) * kind.itemsize
-
-
-def _refuse(what: str) -> NotPermittedError:
-    return NotPermittedError(
-        f"the result contains {what}, which could execute code of the other host",
-        hint="return plain data (lists, dicts, numbers, text, NumPy arrays), or trust the host",
-    )
+_MOST_KEYS = 10_000
+"""Keys that could be chosen to have the same hash: a dictionary of many more would take minutes."""
+_MOST_SIZES = 32
 
 
 def read_results(run: RunDir, *, every: bool, plain: bool = False) -> list[Any]:
@@ -124,16 +55,15 @@ def read_results(run: RunDir, *, every: bool, plain: bool = False) -> list[Any]:
 
 def _read(run: RunDir, rank: int, *, plain: bool) -> tuple[int, Any]:
     """Return the number of ranks, and the result of one."""
-    path = run.path / RESULTS / name_result(rank)
-    if why := find_intruder(path):
+    path = run.path / RESULTS / name_result(rank, plain=plain)
+    if not plain and (why := find_intruder(path)):
         raise NotPermittedError(
             f"the result of rank {rank} is not read, because a pickle can execute code: {why}",
             hint="keep runs in a directory that only you can write to (runs_dir=…)",
         )
     try:
         with open_regular(path) as file:
-            size = int(json.loads(file.readline(1 << 10))["world_size"])
-            return size, _load(file, plain=plain)
+            return read_data(file) if plain else _read_pickle(file)
     except FileNotFoundError as error:
         raise NotFoundError(
             f"the run '{run.run_id}' has no result of rank {rank}: {path} does not exist",
@@ -148,7 +78,120 @@ def _read(run: RunDir, rank: int, *, plain: bool) -> tuple[int, Any]:
         ) from error
 
 
-def _load(file: IO[bytes], *, plain: bool) -> Any:
-    if plain:
-        return PlainUnpickler(file).load()
-    return pickle.load(file)  # noqa: S301  nobody else could have written it
+def _read_pickle(file: IO[bytes]) -> tuple[int, Any]:
+    size = int(json.loads(file.readline(1 << 10))["world_size"])
+    return size, pickle.load(file)  # noqa: S301  nobody else could have written it
+
+
+def read_data(file: IO[bytes]) -> tuple[int, Any]:
+    """Return the number of ranks and the result, from a file of `write_data`.
+
+    Nothing in the file names code, and no more memory is used than the file has bytes of arrays.
+
+    Raises:
+        NotPermittedError: there is only a pickle of the result.
+        Exception: the file is damaged.
+    """
+    line = file.readline(MOST_TEXT + (1 << 10))
+    head = parse_json(line)
+    if "refused" in head:
+        raise _refuse(in_one_line(str(head["refused"])[:200]))
+    left = os.fstat(file.fileno()).st_size - len(line)
+    reader = _Reader(file, left)
+    value = reader.make(head["value"])
+    if reader.left:
+        raise ValueError(f"{reader.left} bytes too many")
+    return int(head["world_size"]), value
+
+
+def _refuse(what: str) -> NotPermittedError:
+    return NotPermittedError(
+        f"the result is not plain data: {what}",
+        hint="return numbers, text, dates, containers, NumPy arrays or tensors; or, to let the "
+        "host execute code on this machine: Run(…, trust_host=True)",
+    )
+
+
+class _Reader:
+    """Makes values from their descriptions, and the bytes that follow these in a file."""
+
+    def __init__(self, file: IO[bytes], left: int) -> None:
+        if left > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        self._file, self.left, self._keys = file, left, 0
+        self._kinds: dict[str, Callable[[Any], Any]] = {
+            "dict": lambda pairs: {self._key(key): self.make(value) for key, value in pairs},
+            "tuple": lambda values: tuple(map(self.make, values)),
+            "set": lambda values: set(map(self._key, values)),
+            "frozenset": lambda values: frozenset(map(self._key, values)),
+            "bytes": lambda size: bytes(self._take(size)),
+            "array": self._make_array,
+            "scalar": lambda about: self._make_array(about)[()],
+            "tensor": self._make_tensor,
+            "complex": lambda parts: complex(*parts),
+            "path": Path,
+            "timedelta": lambda parts: dt.timedelta(*parts),
+            "datetime": dt.datetime.fromisoformat,
+            "date": dt.date.fromisoformat,
+            "time": dt.time.fromisoformat,
+        }
+
+    def make(self, described: Any) -> Any:
+        """Return the value."""
+        if isinstance(described, list):
+            return [self.make(one) for one in described]
+        if not isinstance(described, dict):
+            return described
+        ((kind, content),) = described.items()
+        return self._kinds[kind](content)
+
+    def _key(self, described: Any) -> Any:
+        spread = isinstance(described, str) or to_count(described) is not None
+        self._keys += not spread
+        if self._keys > _MOST_KEYS:
+            raise _refuse(
+                f"more than {_MOST_KEYS:,} keys that are neither text nor natural numbers"
+            )
+        return self.make(described)
+
+    def _take(self, size: Any) -> bytearray:
+        """Return the next bytes."""
+        if to_count(size, below=self.left + 1) is None:
+            raise ValueError(f"{size} bytes where {self.left} are left")
+        self.left -= size
+        data = bytearray(size)
+        if self._file.readinto(data) != size:  # type: ignore[attr-defined]
+            raise ValueError("the file became shorter")
+        return data
+
+    def _take_array(self, shape: Any, width: int, *, is_bool: bool) -> tuple[list[int], bytearray]:
+        if len(shape) > _MOST_SIZES or any(to_count(size) is None for size in shape):
+            raise ValueError(f"an array of the shape {str(shape)[:100]}")
+        data = self._take(math.prod(shape) * width)
+        if is_bool and data.translate(None, b"\0\1"):
+            raise ValueError("a truth value that is neither 0 nor 1")
+        return shape, data
+
+    def _make_array(self, about: Any) -> Any:
+        code, shape = about
+        if not DTYPE.fullmatch(code):
+            raise ValueError(f"an array of {code[:40]!r}")
+        numpy = import_module("numpy")  # by name: no command needs it
+        kind = numpy.dtype(code)
+        shape, data = self._take_array(shape, kind.itemsize, is_bool=kind.kind == "b")
+        if kind.kind == "U" and data:
+            letters = numpy.frombuffer(data, f"{code[0]}u4")
+            if letters.max() > sys.maxunicode:
+                raise ValueError("text with an impossible character")
+        return numpy.ndarray(shape, kind, data)
+
+    def _make_tensor(self, about: Any) -> Any:
+        name, shape = about
+        if name not in TENSOR_TYPES:
+            raise ValueError(f"a tensor of {str(name)[:40]!r}")
+        torch = import_module("torch")
+        kind = getattr(torch, name)
+        shape, data = self._take_array(shape, kind.itemsize, is_bool=name == "bool")
+        if not data:
+            return torch.empty(shape, dtype=kind)
+        return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)

@@ -1,5 +1,6 @@
 """What the program of a function does on a rank."""
 
+import json
 import pickle
 
 import pytest
@@ -28,8 +29,15 @@ def test_the_result_of_an_earlier_generation_is_replaced(rank):
     keep_result(1, "train", pickle.dump)
     (rank / "rank-00001.tmp").write_text("from a rank that was killed")
     keep_result(2, "train", pickle.dump)
-    assert [path.name for path in rank.iterdir()] == ["rank-00001.pkl"]
+    assert {path.name for path in rank.iterdir()} == {"rank-00001.pkl", "rank-00001.data"}
     assert pickle.loads((rank / "rank-00001.pkl").read_bytes().partition(b"\n")[2]) == 2
+
+
+def test_a_pickle_is_kept_if_the_data_would_be_too_large(rank, monkeypatch):
+    monkeypatch.setattr(function_call, "MOST_TEXT", 100)
+    keep_result("x" * 101, "train", pickle.dump)
+    assert "refused" in json.loads((rank / "rank-00001.data").read_text())
+    assert pickle.loads((rank / "rank-00001.pkl").read_bytes().partition(b"\n")[2]) == "x" * 101
 
 
 def test_a_result_that_is_too_large_is_an_error_of_the_rank(rank, monkeypatch):
