@@ -107,8 +107,8 @@ def read_data(file: IO[bytes]) -> tuple[int, Any]:
 def _refuse(what: str) -> NotPermittedError:
     return NotPermittedError(
         f"the result is not plain data: {what}",
-        hint="return numbers, text, dates, containers, NumPy arrays or tensors; or, to let the "
-        "host execute code on this machine: Run(…, trust_host=True)",
+        hint="return plain data (numbers, text, dates, containers, NumPy arrays, tensors); or, to "
+        "let the host execute code on this machine: Run(…, trust_host=True)",
     )
 
 
