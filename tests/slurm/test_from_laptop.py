@@ -229,6 +229,25 @@ def test_the_page_comes_back_after_a_cut(laptop):
         serving.communicate(timeout=30)
 
 
+def find_master(laptop):
+    """The process that holds the shared connection."""
+    folder = laptop.state / "echelon" / "ssh"
+    (path,) = [path for path in folder.iterdir() if path.is_socket()]
+    words = ["ssh", "-S", path, "-O", "check", "any"]
+    said = subprocess.run(words, capture_output=True, text=True, check=False).stderr
+    found = re.search(r"pid=(\d+)", said)
+    return int(found[1]) if found else None
+
+
+def test_a_socket_that_a_killed_ssh_left_behind_is_replaced(laptop):
+    laptop("ps", "--host=sandbox-far")
+    first = find_master(laptop)
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: find_master(laptop) is None, timeout_s=30)
+    laptop("ps", "--host=sandbox-far")
+    assert find_master(laptop) not in (None, first)
+
+
 @pytest.mark.full
 def test_a_connection_that_stalls_is_given_up_and_made_again(laptop):
     """As when the laptop sleeps: nothing comes, and nobody says why."""

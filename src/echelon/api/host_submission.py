@@ -33,6 +33,7 @@ from echelon.errors import (
     UsageError,
 )
 from echelon.run.request import render_spec
+from echelon.spec.conflicts import TYPED
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
@@ -41,8 +42,6 @@ _REFUSALS = (
     NotPermittedError,
 )
 """Errors after which nothing was queued."""
-_TYPED = ("default", "flags", "--set")
-"""Origins of values that the user has named in the command."""
 _TRIES = 6
 """How often a submission is tried whose connection breaks."""
 _PAUSE_S = 2.0
@@ -117,7 +116,7 @@ def find_project(request: Merged, folder: Path, script: Path | None, shell: Shel
     own, _ = find_root(Path.cwd(), None, shell)
     for key in ("chdir", "script"):
         origin = request.origins[key]
-        if origin not in _TYPED and not root.is_relative_to(own):
+        if origin not in ("default", *TYPED) and not root.is_relative_to(own):
             raise UsageError(
                 f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
                 hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
 from echelon.core.records import open_regular
 from echelon.errors import NotFoundError
-from echelon.run.attempts import Attempt, attempts, find_output, has_begun, is_skipped, outcome
+from echelon.run.attempts import (
+    Attempt,
+    attempts,
+    find_output,
+    find_unreadable,
+    has_begun,
+    is_skipped,
+    outcome,
+)
 from echelon.run.directory import RunDir
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ def current_job(run: RunDir, cluster: "Jobs", attempted: Sequence[Attempt] | Non
             hint="check for remaining jobs: squeue --me",
         )
     attempted = attempts(run) if attempted is None else attempted
+    if why := find_unreadable(run, attempted):  # it may be the job that completed the run
+        return Job(id="", state="UNKNOWN", reason=why)
     known = [one for one in attempted if not is_skipped(run, one)]
     if not known:
         return Job(id="", state="UNSUBMITTED", reason="created, but never submitted")

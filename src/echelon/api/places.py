@@ -80,14 +80,18 @@ class Places:
         self._known: dict[str, _Glance] = {}
 
     def job(self, run: RunDir, known: Sequence[Attempt] | None = None) -> Job:
-        """Return a run's current job; UNKNOWN, with the reason, if its cluster does not respond.
+        """Return a run's current job; UNKNOWN, with the reason, if that cannot be known now.
 
         `known` are its attempts, if the caller has read them.
         """
         from echelon.api.outcomes import current_job  # noqa: PLC0415
 
-        known = attempts(run) if known is None else known
-        return current_job(run, self._of(run, known), known)
+        try:
+            known = attempts(run) if known is None else known
+            return current_job(run, self._of(run, known), known)
+        except OSError as error:
+            reason = f"cannot read {error.filename}: {error.strerror}"
+            return Job(id="", state="UNKNOWN", reason=reason)
 
     def _of(self, run: RunDir, known: Sequence[Attempt]) -> "_Glance":
         found = cluster_of(run, glance=True, known=known)

@@ -21,6 +21,7 @@ from echelon.api.snapshot import MOST_BYTES, check_size
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.codec import decode, encode
 from echelon.core.frozen import frozen
+from echelon.core.records import MOST_BYTES as MOST_RECORD
 from echelon.core.records import find_record, render_json, to_count
 from echelon.core.shell import Shell
 from echelon.core.tree import Tree, check_paths
@@ -121,7 +122,7 @@ class _Digests:
         self._found: dict[str, tuple[str, Stamp]] = {}
 
     def _read(self) -> dict[str, tuple[str, Stamp]]:
-        files = find_record(self._path).get("files") if self._path else None
+        files = find_record(self._path, most=MOST_RECORD).get("files") if self._path else None
         try:
             return {
                 path: (str(one), Stamp(*stamp)) for path, (one, stamp) in dict(files or {}).items()

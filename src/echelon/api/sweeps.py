@@ -291,7 +291,7 @@ class _Open:
         if self.is_complete and self.last:
             return Job(id=self.last.job_id, state="COMPLETED")
         if not self.wanted:
-            return places.job(self.run) if self.last else _UNSUBMITTED
+            return places.job(self.run) if self.run.path.is_dir() else _UNSUBMITTED
         if self.last and (self.last.job_id == self.wanted or self.wanted not in jobs):
             return current_job(self.run, _Answers(jobs, away))
         return _Answers(jobs, away).job(self.wanted, run_id=self.run.run_id)

@@ -17,8 +17,8 @@ from echelon.cli import console
 from echelon.cli.defaults import RUNS
 from echelon.core.jobs import RUNNING, Job, parse_states, short_id
 from echelon.core.units import render_age, render_time
-from echelon.errors import NotFoundError
-from echelon.run.attempts import attempts, find_durations, is_of_use
+from echelon.errors import NotFoundError, UnavailableError
+from echelon.run.attempts import Attempt, attempts, find_durations, is_of_use
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, list_runs, list_sweeps
 from echelon.run.request import summarise
@@ -86,8 +86,10 @@ def _list_runs(
             break
         if run.task.exists():
             continue  # its sweep has one row for all tasks
-        known = attempts(run)
-        job = places.job(run, known)
+        known: Sequence[Attempt] = ()
+        with contextlib.suppress(OSError):
+            known = attempts(run)
+        job = places.job(run, known or None)  # it reads them again, to tell why that fails
         if job.state == "UNKNOWN":
             silent.setdefault(job.reason, run.run_id)
         if wanted and job.state not in wanted:
@@ -133,7 +135,12 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
     rows: list[tuple[float, dict[str, Any]]] = []
     for sweep in found:
-        states, asked = count_states(read_tasks(sweep, slurm)), summarise(sweep.files)
+        asked = summarise(sweep.files)
+        try:
+            states = count_states(read_tasks(sweep, slurm))
+        except UnavailableError as error:  # other runs are listed all the same
+            states = "UNKNOWN"
+            console.note(f"{sweep.sweep_id}: the state is unknown: {error.message}")
         if wanted and wanted.isdisjoint(states.replace(",", "").split()):
             continue
         created_s = _created(sweep.files)

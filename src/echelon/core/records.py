@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20
-"""Largest size of a record; a verdict with the stacks of thousands of ranks is far smaller."""
+"""Largest size of a file; a verdict with the stacks of thousands of ranks is far smaller."""
+SMALL_BYTES = 1 << 20
+"""Largest size of a record that listings read from every run: parsing it takes milliseconds."""
 MOST_SECONDS = 1e11
 """The year 5138: no clock shows a later time."""
 MOST_RANKS = 1 << 14
@@ -104,7 +106,7 @@ def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
     return record
 
 
-def find_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
+def find_record(path: Path, *, most: int = SMALL_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file; empty if it cannot be read or is damaged."""
     try:
         return read_record(path, most=most)

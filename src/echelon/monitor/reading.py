@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from echelon.core.records import open_regular, read_record
+from echelon.core.records import find_record, open_regular
 from echelon.monitor.state import RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
@@ -56,7 +56,7 @@ class _SampleTail:
 
 def _submitted(run: RunDir, attempt: int) -> float | None:
     try:
-        record = read_record(run.attempt(attempt) / "job.json")
+        record = find_record(run.attempt(attempt) / "job.json")
         return datetime.fromisoformat(record["submitted"]).timestamp()
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None

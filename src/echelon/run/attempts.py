@@ -11,14 +11,22 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
-from echelon.core.records import find_record, is_time, open_regular, parse_json, to_count
+from echelon.core.records import (
+    SMALL_BYTES,
+    find_record,
+    is_time,
+    open_regular,
+    parse_json,
+    read_record,
+    to_count,
+)
 from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
 from echelon.run.series import MOST_TAIL, read_last_lines
@@ -71,6 +79,19 @@ def attempts(run: RunDir) -> list[Attempt]:
             facts = {name: str(record.get(name, "")) for name in names}
             found.append(Attempt(number=number, **facts))
     return found
+
+
+def find_unreadable(run: RunDir, known: Sequence[Attempt]) -> str:
+    """Return why the record of an attempt cannot be read; empty if none is missing from `known`."""
+    for number in set(run.attempt_numbers()) - {attempt.number for attempt in known}:
+        path = run.attempt(number) / "job.json"
+        try:
+            read_record(path, most=SMALL_BYTES)
+        except FileNotFoundError:
+            continue  # claimed, but not queued
+        except (OSError, ValueError) as error:
+            return f"cannot read {path}: {getattr(error, 'strerror', '') or error}"
+    return ""
 
 
 def find_output(run: RunDir, attempt: Attempt) -> Path:

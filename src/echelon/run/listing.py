@@ -57,6 +57,13 @@ def find_sweep(runs: Path, name: str) -> SweepDir:
     return found[0]
 
 
+def _jobs(run: RunDir) -> list[str]:
+    """Return the jobs of a run; none if its folder cannot be read."""
+    with contextlib.suppress(OSError):
+        return [attempt.job_id for attempt in attempts(run)]
+    return []
+
+
 def find_run(runs: Path, name: str) -> RunDir:
     """Find a run by its id, a unique prefix of it, a job's id, or `last`.
 
@@ -68,7 +75,7 @@ def find_run(runs: Path, name: str) -> RunDir:
     if name == "last" and known:
         return known[-1]
     exact = [run for run in known if run.run_id == name]
-    by_job = [run for run in known if any(a.job_id == name for a in attempts(run))]
+    by_job = [run for run in known if name in _jobs(run)]
     beginning = [run for run in known if name and run.run_id.startswith(name)]
     found = exact or by_job or beginning
     if not exact and name and "/" not in name and is_sweep(runs / name):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.core.codec import decode
 from echelon.core.frozen import frozen
-from echelon.core.records import UnreadableError, parse_toml, read_bytes
+from echelon.core.records import SMALL_BYTES, UnreadableError, parse_toml, read_bytes
 from echelon.core.units import parse_duration, render_time
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 from echelon.run.code import Code
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SWEEP = "sweep"
 _ENVIRONMENT = "environment"
+_MOST_BYTES = 4 << 20
+"""Largest size of a request: parsing that takes seconds, and command lines have at most 2 MiB."""
 
 
 @frozen
@@ -167,7 +169,7 @@ def known_code(run: RunDir) -> Code | None:
 def summarise(run: RunDir) -> "Summary":
     """Return the request in short, for display; empty if it is damaged."""
     try:
-        values = _read_values(run, "")
+        values = _read_values(run, "", most=SMALL_BYTES)
     except (EchelonError, OSError):
         return Summary()
     words = values.get("args", [])
@@ -232,9 +234,9 @@ class Summary:
         return ", ".join(parts)
 
 
-def _read_values(run: RunDir, digest: str) -> dict[str, Any]:
+def _read_values(run: RunDir, digest: str, *, most: int = _MOST_BYTES) -> dict[str, Any]:
     try:
-        data = read_bytes(run.spec)
+        data = read_bytes(run.spec, most=most)
     except UnreadableError as error:
         raise UnavailableError(
             f"the request of the run '{run.run_id}' cannot be read: {error}",

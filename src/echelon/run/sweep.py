@@ -38,6 +38,8 @@ INDEX_EXPRESSION = '"$((SLURM_ARRAY_TASK_ID + ${1:-0}))"'
 """In the script of a sweep: the index of a task. The script's argument is the array's offset."""
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _TABLE = "sweep.json"
+_MOST_TABLE = 16 << 20
+"""Largest size of the parameters of a sweep, which `ps` reads."""
 
 
 # --- placeholders ----------------------------------------------------------------------------
@@ -209,7 +211,7 @@ class SweepDir:
         found = {}
         for path in (self.path / "arrays").glob("*.json"):
             record = find_record(path)
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 tasks = tuple(int(task) for task in record["tasks"])
                 array = Array(str(record["job_id"]), int(record["offset"]), tasks)
                 if array.job_id.isdecimal():
@@ -247,7 +249,7 @@ def read_table(sweep: SweepDir, digest: str = "") -> Table:
         UnavailableError: the file cannot be read, or is damaged.
     """
     try:
-        content = read_bytes(sweep.table)
+        content = read_bytes(sweep.table, most=_MOST_TABLE)
         record = parse_json(content)
         table = Table(
             names=tuple(map(str, record["names"])),
@@ -256,7 +258,7 @@ def read_table(sweep: SweepDir, digest: str = "") -> Table:
         )
         if any(len(row) != len(table.names) for row in table.tasks.values()):
             raise ValueError("a task has another number of values than there are names")  # noqa: TRY301
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UnavailableError(
             f"the parameters of the sweep '{sweep.sweep_id}' cannot be read: {sweep.table}: "
             f"{error}",

@@ -150,7 +150,7 @@ class Connection:
         return self._control("check").code == 0
 
     def _start_master(self) -> None:
-        words = ["-o", "ControlMaster=yes", "-o", f"ControlPersist={_PERSIST_S}", "-T"]
+        words = ["-o", "ControlMaster=auto", "-o", f"ControlPersist={_PERSIST_S}", "-T"]
         argv = [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host, "true"]
         asks = bool(sys.stdin) and sys.stdin.isatty()
         with _PROMPTS if asks else contextlib.nullcontext(), tempfile.TemporaryFile() as log:
