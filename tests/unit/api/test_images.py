@@ -6,7 +6,14 @@ import pytest
 from container_image import write_image
 from echelon.api.images import judge_python, settle_image
 from echelon.core.shell import FakeShell, Result
-from echelon.errors import EchelonError, NotFoundError, UnavailableError, UsageError
+from echelon.errors import (
+    EchelonError,
+    NotFoundError,
+    NotPermittedError,
+    UnavailableError,
+    UsageError,
+)
+from echelon.launch.container.reference import parse_reference
 from echelon.launch.container.store import read_image_id
 from echelon.spec.job_spec import JobSpec
 
@@ -102,6 +109,17 @@ def test_a_machine_that_cannot_start_containers_leaves_it_to_the_nodes(tmp_path,
     shell = FakeShell({"podman image exists": "", "podman run": refused}, programs=["podman"])
     assert settle(tmp_path, shell, image=str(archive)) == str(archive)
     assert "user namespaces" in capsys.readouterr().err
+
+
+def test_an_image_in_a_cache_that_others_can_write_to_is_not_started_for_a_check(tmp_path):
+    image, cache = f"127.0.0.1:9/x@{DIGEST}", tmp_path / "cache"
+    cache.mkdir()
+    (cache / f"{parse_reference(image).stem}.sif").touch()
+    cache.chmod(0o777)
+    shell = FakeShell(programs=["apptainer"])
+    with pytest.raises(NotPermittedError, match="is not trusted: everybody can write to"):
+        settle(tmp_path, shell, image=image, image_cache=str(cache))
+    assert not shell.calls
 
 
 def test_pyxis_is_not_asked(tmp_path):

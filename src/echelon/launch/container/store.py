@@ -14,6 +14,7 @@ from typing import Any
 from echelon.core.atomic_file import make_private
 from echelon.core.frozen import frozen
 from echelon.core.ownership import find_intruder
+from echelon.core.records import find_record
 from echelon.core.shell import Result, Shell
 from echelon.errors import MissingProgramError, NotFoundError, NotPermittedError, UnavailableError
 from echelon.launch.container.commands import APPTAINER, PODMAN, STARTED, explain_failure
@@ -77,9 +78,17 @@ class ImageStore:
         self.folder, self._shell = folder, shell
 
     def find(self, reference: Reference, runtime: str) -> Path | None:
-        """Return the image's file; None if it is not there yet."""
+        """Return the image's file; None if it is not there yet.
+
+        Raises:
+            NotPermittedError: other users could replace images in the cache.
+        """
         path = self._path(reference, runtime)
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        if str(path) != reference.path:
+            self._check_owner()
+        return path
 
     def fetch(self, reference: Reference, runtime: str) -> Path:
         """Return the image's file. The first process imports it, and all others wait.
@@ -97,11 +106,7 @@ class ImageStore:
                 )
             return path
         make_private(self.folder)
-        if why := find_intruder(self.folder):
-            raise NotPermittedError(
-                f"the image cache {self.folder} is not trusted: {why}",
-                hint="choose a folder that only you can write to: --image-cache",
-            )
+        self._check_owner()
         if path.is_file():
             with contextlib.suppress(OSError):  # `echelon image ls` shows when it was last used
                 os.utime(path)
@@ -112,6 +117,13 @@ class ImageStore:
                     _remove_drafts(path)
                 self._import(reference, runtime, path)
         return path
+
+    def _check_owner(self) -> None:
+        if why := find_intruder(self.folder):
+            raise NotPermittedError(
+                f"the image cache {self.folder} is not trusted: {why}",
+                hint="choose a folder that only you can write to: --image-cache",
+            )
 
     def open(self, path: Path, runtime: str) -> str:
         """Return what a runtime opens: the file, or the image in podman's storage on this node.
@@ -209,10 +221,7 @@ class ImageStore:
 
 def _describe(path: Path) -> Stored:
     status = path.stat()
-    try:
-        record = json.loads(_record_path(path).read_text())
-    except (OSError, ValueError):
-        record = {}
+    record = find_record(_record_path(path))
     return Stored(
         reference=str(record.get("reference", "")),
         path=path,
