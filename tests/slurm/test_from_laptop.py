@@ -1,12 +1,16 @@
 """Runs on a cluster, from a laptop: real ssh to the sandbox's login host."""
 
+import contextlib
 import json
 import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -212,18 +216,52 @@ def test_fetching_goes_on_after_a_cut(laptop, workdir, count):
     assert not list(laptop.project.rglob("*.part"))
 
 
+def take(stack, port):
+    """Listen on a port of this machine, as any user can; False if it is in use."""
+    try:
+        stack.enter_context(socket.create_server(("127.0.0.1", port)))
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.full
-def test_the_page_comes_back_after_a_cut(laptop):
+def test_the_page_has_another_address_and_token_after_a_cut(laptop, workdir):
+    """Another user can take the port meanwhile: what the browser sends there must be worthless."""
     run = submit(laptop, numbers=1)
     laptop("logs", "-f", run)
     serving = laptop.start("dash", run)
+
+    def read_address():
+        found = re.fullmatch(
+            r"(http://127.0.0.1:[0-9]+/)#token=([\w-]+)&run=.*\n", serving.stdout.readline()
+        )
+        assert found, serving.stderr.read()
+        return found.groups()
+
+    def ask(address, token):
+        asked = urllib.request.Request(  # noqa: S310
+            f"{address}api/runs", headers={"authorization": f"Bearer {token}"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
     try:
-        address = serving.stdout.readline().strip().partition("#")[0]
-        assert urllib.request.urlopen(address, timeout=30).status == 200  # noqa: S310
+        address, token = read_address()
+        assert ask(address, token) == 200
         laptop.hang_up()
-        line = serving.stdout.readline()
-        assert line.startswith(address), serving.stderr.read()
-        assert urllib.request.urlopen(address, timeout=30).status == 200  # noqa: S310
+        with contextlib.ExitStack() as taken:
+            assert wait_until(
+                lambda: take(taken, urllib.parse.urlsplit(address).port), timeout_s=30
+            )
+            another, new = read_address()
+        assert (another, new) != (address, token)
+        assert another != address
+        assert (ask(another, new), ask(another, token)) == (200, 401)
+        assert not (workdir / ".echelon" / "dash-token").exists()
     finally:
         serving.send_signal(signal.SIGINT)
         serving.communicate(timeout=30)

@@ -27,8 +27,6 @@ from echelon.run.listing import find_run
 app = typer.Typer(rich_markup_mode=None)
 
 _HOST = "127.0.0.1"
-_KEPT = ".echelon/dash-token"
-"""File of the token on another host, in the project's folder there."""
 _TAKEN = -1
 """The port is in use there."""
 _TRIES = 5
@@ -37,29 +35,37 @@ _LEAST_TOKEN, _MOST_TOKEN = 24, 200
 
 
 def dash_there(there: There) -> int:
-    """Serve the page on the run's host, and forward a port of this machine to it.
-
-    The page accepts only its own address, so the port is the same on both.
-    """
+    """Serve the page on the run's host, and forward a port of this machine to it."""
     if there.values["token_file"]:
         raise UsageError(
             f"--token-file names a file of this machine, but the page is on {there.site.host}",
-            hint="remove it: the token of a project is kept there",
+            hint="remove it: each connection has a token of its own",
         )
+    return keep_trying(partial(_connect, there))
+
+
+def _connect(there: There) -> int:
+    """Serve the page until the connection breaks, at an address of this connection alone.
+
+    Once it is broken, another user of this machine can listen on the port, to which the browser
+    still sends the token. So the next connection has another token, and another port, because pages
+    from one address share what they know.
+
+    The page accepts only its own address, so the port is the same on both machines.
+    """
     for left in reversed(range(_TRIES)):
         listener = _listen(there.values["port"])
         port = listener.getsockname()[1]
         listener.close()
         last = left == 0 or there.values["port"] != 0
-        code = keep_trying(partial(_show_there, there, port, last=last))
+        code = _show_there(there, port, last=last)
         if code != _TAKEN:
             break
     return code
 
 
 def _show_there(there: There, port: int, *, last: bool) -> int:
-    # The token is kept there, so that the page goes on after a break.
-    words = [f"--port={port}", f"--token-file={_KEPT}", *there.words()[1:]]
+    words = [f"--port={port}", *there.words()[1:]]
     words = [word for word in words if not word.startswith("--port=0")]
     connection = open_host(there.site).connection
     said: list[str] = []
@@ -75,7 +81,10 @@ def _show_there(there: There, port: int, *, last: bool) -> int:
                     connection.forward(port, port)
                     console.print_result(value.rstrip())
                     console.flush()
-                    console.note(f"the page of {there.site.host}; press Ctrl-C to quit")
+                    console.note(
+                        f"the page of {there.site.host}, which has another address after a "
+                        "broken connection; press Ctrl-C to quit"
+                    )
                 else:
                     said.append(value)
     finally:
