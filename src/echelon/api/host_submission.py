@@ -15,7 +15,7 @@ from echelon.api.project_description import Project, describe_project
 from echelon.api.project_files import find_root
 from echelon.api.register import forget_run, record_run
 from echelon.api.runs import check_files, new_run_id
-from echelon.api.script_checks import check_script
+from echelon.api.script_checks import check_script, refuse_job_script
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.failures import UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
@@ -142,6 +142,8 @@ def check_here(spec: JobSpec, folder: Path) -> None:
     if not spec.script:
         raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")
     script = folder / spec.script
+    if not spec.module:
+        refuse_job_script(script, "submit")
     problems = check_files(replace(spec, venv="", output="-"), folder)
     if script.suffix == ".py" and not spec.module:
         problems += check_script(script, ranks=spec.nodes.high * spec.procs_per_node)

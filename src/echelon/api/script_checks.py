@@ -3,10 +3,14 @@
 Only an error on a line that the script always reaches refuses the request. Others are mentioned.
 """
 
+import os
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.core.notes import note
+from echelon.errors import UsageError
 
 if TYPE_CHECKING:
     from echelon.lint.rule import Finding
@@ -32,6 +36,23 @@ def check_script(script: Path, *, ranks: int) -> list[str]:
         f"add the comment: # echelon: ignore {error.code})"
         for error in certain
     ]
+
+
+def refuse_job_script(script: Path, command: str) -> None:
+    """Refuse a script for sbatch as the training script: each rank would execute all of it.
+
+    Raises:
+        UsageError: it has #SBATCH lines.
+    """
+    try:
+        head = script.read_bytes()[:65536]
+    except OSError:
+        return  # reported as a missing script
+    if head.startswith(b"#!") and re.search(rb"^#SBATCH\s", head, re.MULTILINE):
+        raise UsageError(
+            f"{script.name} is a job script with #SBATCH lines, not a training script",
+            hint=f"did you mean: echelon {command} --from {shlex.quote(os.path.relpath(script))}",
+        )
 
 
 def mention_directives(script: Path) -> None:

@@ -1,8 +1,6 @@
 """Check a request, create its run and start it."""
 
 import os
-import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +11,7 @@ from echelon.api.images import settle_image
 from echelon.api.parameters import take_array
 from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
-from echelon.api.script_checks import check_script
+from echelon.api.script_checks import check_script, refuse_job_script
 from echelon.api.snapshot import take_snapshot
 from echelon.clusters.base import Cluster
 from echelon.clusters.local import LocalCluster
@@ -161,11 +159,8 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
         raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
     folder = Path(spec.chdir or Path.cwd())
     script = folder / spec.script
-    if not spec.module and _is_job_script(script):
-        raise UsageError(
-            f"{spec.script} is a job script with #SBATCH lines, not a training script",
-            hint=f"did you mean: echelon {command} --from {shlex.quote(spec.script)}",
-        )
+    if not spec.module:
+        refuse_job_script(script, command)
     lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
     problems = [
         *check_files(spec, folder),
@@ -179,15 +174,6 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
             "; ".join(problems),
             hint="nothing was started; show the origin of each value: echelon config",
         )
-
-
-def _is_job_script(path: Path) -> bool:
-    """Tell whether a file is a script for sbatch; each rank would execute all of it."""
-    try:
-        head = path.read_bytes()[:65536]
-    except OSError:
-        return False  # reported as a missing script
-    return head.startswith(b"#!") and re.search(rb"^#SBATCH\s", head, re.MULTILINE) is not None
 
 
 def check_function(

@@ -389,12 +389,7 @@ class Slurm:
 
     def _run(self, argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float) -> Result:
         """Run one of Slurm's commands; it may not be installed, or lack its configuration."""
-        conf = environ.get("SLURM_CONF", "")
-        if conf and not Path(conf).exists():  # Slurm's commands would wait a minute for it
-            raise UnavailableError(
-                f"the file in SLURM_CONF does not exist: {conf}",
-                hint=f"correct it, or use Slurm's default: unset SLURM_CONF; or {_ELSEWHERE}",
-            )
+        check_configuration(environ)
         try:
             done = self._shell.run(argv, env=environ, timeout_s=timeout_s)
         except MissingProgramError as error:
@@ -405,6 +400,20 @@ class Slurm:
                 hint=f"set its file (export SLURM_CONF=…); or {_ELSEWHERE}",
             )
         return done
+
+
+def check_configuration(environ: Mapping[str, str]) -> None:
+    """Report a configuration file that does not exist: Slurm's commands would wait a minute for it.
+
+    Raises:
+        UnavailableError: it does not exist.
+    """
+    conf = environ.get("SLURM_CONF", "")
+    if conf and not Path(conf).exists():
+        raise UnavailableError(
+            f"the file in SLURM_CONF does not exist: {conf}",
+            hint=f"correct it, or use Slurm's default: unset SLURM_CONF; or {_ELSEWHERE}",
+        )
 
 
 def _away(done: Result) -> UnavailableError:

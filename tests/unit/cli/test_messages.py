@@ -58,6 +58,7 @@ def told(capsys, *arguments):
     [
         ("run", (2, "no training script given", "SCRIPT.py")),
         ("submit job.sh", (2, "job.sh is a job script", "echelon submit --from job.sh")),
+        ("submit --host h job.sh", (2, "job.sh is a job script", "echelon submit --from job.sh")),
         ("run job.sh --lr 1", (2, "job.sh is a job script", "echelon run --from job.sh")),
         ("run trian.py", (2, "trian.py does not exist: did you mean 'train.py'?", "nothing was")),
         ("run sub/x.py", (2, "there is no .py file in", "nothing was started")),
@@ -93,7 +94,7 @@ def told(capsys, *arguments):
         ("status --runs-dir elsewhere x", (66, "no run 'x' in elsewhere", "--runs-dir")),
         ("report spoilt", (69, "the request of the run 'spoilt' is damaged", "repair that file")),
         ("logs done-abcd", (66, "has not printed anything yet", "echelon status done-abcd")),
-        ("logs --rank x", (2, "not a whole number", "logs --help")),
+        ("logs --rank x", (2, "'x' is not a rank", "3 or 0,4-7")),
         ("resume done-abcd", (73, "is complete", "echelon submit")),
         ("stop", (2, "missing argument", "for example: echelon stop last")),
         ("watch", (2, "not a terminal", "--once")),

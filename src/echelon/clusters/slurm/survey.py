@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from echelon.core.frozen import frozen
 from echelon.core.shell import Result, Shell
-from echelon.core.slurm import scrub
+from echelon.core.slurm import check_configuration, scrub
 from echelon.errors import EchelonError, UnavailableError
 
 _PATIENCE_S = 15
@@ -81,6 +81,7 @@ def survey_cluster(shell: Shell, environ: Mapping[str, str], user: str) -> Surve
         EchelonError: Slurm is not installed or does not respond.
     """
     clean = scrub(environ)
+    check_configuration(clean)
 
     def ask(*argv: str) -> Result:
         return shell.run(argv, env=clean, timeout_s=_PATIENCE_S)

@@ -11,7 +11,7 @@ from echelon.clusters.slurm.survey import (
     survey_cluster,
 )
 from echelon.core.shell import FakeShell, Result
-from echelon.errors import EchelonError
+from echelon.errors import EchelonError, UnavailableError
 
 RECORDED = Path(__file__).parents[3] / "golden" / "slurm-22.05"
 SINFO = (RECORDED / "sinfo.txt").read_text()
@@ -102,3 +102,10 @@ def test_a_slurm_without_partitions_is_none(sinfo):
     with pytest.raises(EchelonError) as told:
         ask(sinfo=sinfo)
     assert told.value.hint
+
+
+def test_a_configuration_file_that_is_missing_is_not_waited_for():
+    shell = FakeShell()
+    with pytest.raises(UnavailableError, match="SLURM_CONF does not exist"):
+        survey_cluster(shell, {"SLURM_CONF": "/nonexistent"}, "me")
+    assert not shell.calls
