@@ -154,9 +154,9 @@ _CONFIG = """\
 {made}
 
 The same keys are read in `echelon.toml`, in `[tool.echelon]` of `pyproject.toml`, in a profile
-`[clusters.NAME]`, in `~/.config/echelon/config.toml`, from flags and from `--set KEY=VALUE`;
-[which one counts](../styles.md#the-request). `echelon config` shows each value and where it came
-from. Where there is no default nothing is asked for, and Slurm's or the site's own counts.
+`[clusters.NAME]`, in `~/.config/echelon/config.toml`, from flags and from `--set KEY=VALUE`
+([order of precedence](../styles.md#the-request)). `echelon config` shows each value and its origin.
+A key without a default requests nothing: the defaults of Slurm and of the site apply.
 
 {keys}
 
@@ -184,15 +184,15 @@ modules                  cuda/12.4,gcc    /home/me/project/echelon.toml
 env                      NCCL_DEBUG=INFO  /home/me/project/echelon.toml
 ```
 
-Besides, in a file: `cluster = "NAME"` chooses a profile, and `[clusters.NAME]` is one. `[env]` and
-`[slurm.extra]` are tables; those of several places add up, name by name.
+In a file, `cluster = "NAME"` chooses the profile `[clusters.NAME]`. `[env]` and `[slurm.extra]` are
+tables. If several places have one, their entries are merged by name.
 
 A profile may also have these keys, to submit [from your laptop](../start/from-your-laptop.md):
 
 | key | value | default | what it is | flag |
 | --- | --- | --- | --- | --- |
-| `host` | a text |  | login host, as for ssh: a name of its config, HOST or USER@HOST | `--host` |
-| `workdir` | a text | `~/echelon/PROJECT` | the project's directory there, on shared storage |  |
+| `host` | text |  | login host, as for ssh: a name in its config, HOST or USER@HOST | `--host` |
+| `workdir` | text | `~/echelon/PROJECT` | the project's directory there, on shared storage |  |
 """
 
 
@@ -278,33 +278,36 @@ _ENVIRONMENT = """\
 ## What you can set
 {users}
 
-What ranks are to see is set in `[env]` of `echelon.toml`, or with `--env NAME=VALUE`.
+To set variables for the ranks, use `[env]` in `echelon.toml` or `--env NAME=VALUE`.
 
 ## What a rank sees
-torchrun's, so that scripts written for it run unmodified. Those of Slurm, in a job, are the rank's
-own, whatever the job's shape, so that scripts which read them work too.
+Ranks have torchrun's variables, so scripts written for torchrun run unmodified. In a job they also
+have Slurm's, with the values that `srun` would give to one task per rank. Scripts that read those
+work, too.
 
 {ranks}
 
-Others are as a task of `srun` has them, among them `SLURM_JOB_ID`, `SLURM_JOB_NODELIST`,
-`SLURM_JOB_NUM_NODES`, `SLURM_JOB_CPUS_PER_NODE`, `SLURM_CPUS_ON_NODE`, `SLURM_GPUS_ON_NODE`,
-`SLURM_JOB_GPUS`, `SLURM_STEP_GPUS`, `SLURMD_NODENAME` and `SLURM_SUBMIT_DIR`. Missing are those by
-which the job's shape would become that of any step: `SLURM_GPUS`, `SLURM_GPUS_PER_NODE`,
-`SLURM_GPUS_PER_TASK`, `SLURM_CPUS_PER_GPU`, `SLURM_MEM_PER_NODE` and the like. Read
-`SLURM_GPUS_ON_NODE` instead. A rank may start steps of its own: `srun --overlap …`.
+All other variables of Slurm are those of a task of `srun`, such as `SLURM_JOB_ID`,
+`SLURM_JOB_NODELIST`, `SLURM_JOB_NUM_NODES`, `SLURM_JOB_CPUS_PER_NODE`, `SLURM_CPUS_ON_NODE`,
+`SLURM_GPUS_ON_NODE`, `SLURM_JOB_GPUS`, `SLURM_STEP_GPUS`, `SLURMD_NODENAME` and
+`SLURM_SUBMIT_DIR`. Variables that repeat the job's request are removed, because `srun` reads them
+as options: `SLURM_GPUS`, `SLURM_GPUS_PER_NODE`, `SLURM_GPUS_PER_TASK`, `SLURM_CPUS_PER_GPU`,
+`SLURM_MEM_PER_NODE` and similar ones. Read `SLURM_GPUS_ON_NODE` instead. A rank can start steps of
+its own with `srun --overlap …`.
 
-Besides, in a [plain style](../styles.md):
+In a [plain style](../styles.md), ranks also have:
 
 {styles}
 
-`echelon.world.detect` reads these, Lightning's and Slurm's own, and says where a process is.
+`echelon.world.detect` returns the rank of a process and the number of ranks. It reads these
+variables, and those of Lightning and of Slurm itself.
 
 ## What your own commands see
-The command of `--notify` has `ECHELON_RUN_DIR` as well, and the job's variables.
+The command of `--notify` also has `ECHELON_RUN_DIR` and the variables of the job.
 
 {commands}
 
-## Not to be relied on
+## Internal variables
 {private}
 """
 
@@ -319,7 +322,8 @@ def render_environment() -> str:
         styles=_variables(variables.STYLES),
         commands=_variables(variables.COMMANDS),
         private=_wrap(
-            f"Between Echelon's own processes: {', '.join(f'`{name}`' for name in private)}."
+            "Echelon sets these for its own processes. They may change in any version: "
+            f"{', '.join(f'`{name}`' for name in private)}."
         ),
     )
 

@@ -5,81 +5,84 @@ neither side has a name that the other lacks.
 """
 
 USERS = {
-    "ECHELON_RUNS_DIR": "where runs are kept, as `--runs-dir` says; `runs` in the folder one is in",
-    "ECHELON_CONFIG": "the project file, as `--config` names it; else one is searched for",
-    "ECHELON_DEBUG": "`1`: a traceback with every error, as `--debug`",
-    "ECHELON_SHARE_GPU": "`1`, for tests: ranks that share a GPU use NCCL (2.30 or newer)",
-    "ECHELON_SSH": "the ssh command for `host` and `--host`, such as `ssh -F FILE`; `ssh`",
-    "ECHELON_SANDBOX_DIR": "where sandboxes are kept: a short path of letters, digits, `._-`",
-    "XDG_CONFIG_HOME": "its `echelon/config.toml` is read before a project's; `~/.config`",
-    "XDG_STATE_HOME": "its `echelon/` keeps which nodes are bad, which scripts you have submitted, "
-    "which Ray addresses you gave and which runs are on other hosts; `~/.local/state`",
-    "VIRTUAL_ENV": "the Python of ranks, where the request names none",
-    "CONDA_PREFIX": "likewise",
-    "CONDA_EXE": "the conda with which `--conda` activates; conda itself sets it",
-    "SHELL": "what `echelon sandbox shell` starts",
+    "ECHELON_RUNS_DIR": "directory of runs, as with `--runs-dir` [default: `runs`]",
+    "ECHELON_CONFIG": "project file to use, as with `--config`; replaces the search",
+    "ECHELON_DEBUG": "`1` shows a traceback with every error, as `--debug` does",
+    "ECHELON_SHARE_GPU": "`1` lets ranks that share a GPU use NCCL 2.30 or newer, for tests",
+    "ECHELON_SSH": "ssh command for `host` and `--host`, such as `ssh -F FILE` [default: `ssh`]",
+    "ECHELON_SANDBOX_DIR": "directory of sandboxes: a short path of letters, digits, `.`, `_`, `-` "
+    "and `/`",
+    "XDG_CONFIG_HOME": "the user's settings are in `echelon/config.toml` there "
+    "[default: `~/.config`]",
+    "XDG_STATE_HOME": "`echelon/` there holds the lists of bad nodes, submitted scripts, Ray "
+    "addresses and runs on other hosts [default: `~/.local/state`]",
+    "VIRTUAL_ENV": "the active virtual environment: its Python runs the ranks if the request names "
+    "none",
+    "CONDA_PREFIX": "the active conda environment, likewise",
+    "CONDA_EXE": "the `conda` that `--conda` uses; conda sets it",
+    "SHELL": "the shell that `echelon sandbox shell` starts",
 }
 """Set by users, read by the `echelon` command."""
 
 RANKS = {
-    "RANK": "which rank it is, of all",
-    "LOCAL_RANK": "which one on its node",
-    "WORLD_SIZE": "how many ranks there are",
-    "LOCAL_WORLD_SIZE": "how many on its node",
-    "GROUP_RANK": "which node it is on, counted from 0",
-    "GROUP_WORLD_SIZE": "how many nodes take part",
-    "ROLE_RANK": "as `RANK`",
-    "ROLE_WORLD_SIZE": "as `WORLD_SIZE`",
+    "RANK": "global rank",
+    "LOCAL_RANK": "rank on its node",
+    "WORLD_SIZE": "number of ranks",
+    "LOCAL_WORLD_SIZE": "number of ranks on the node",
+    "GROUP_RANK": "index of the node, counted from 0",
+    "GROUP_WORLD_SIZE": "number of nodes with ranks",
+    "ROLE_RANK": "same as `RANK`",
+    "ROLE_WORLD_SIZE": "same as `WORLD_SIZE`",
     "ROLE_NAME": "`default`",
-    "MASTER_ADDR": "the address at which ranks meet; one that every node has reached",
-    "MASTER_PORT": "the port; a new one for each set of ranks",
-    "TORCHELASTIC_RUN_ID": "the run's id",
-    "TORCHELASTIC_RESTART_COUNT": "how many sets of ranks were before, as `ECHELON_GENERATION`",
-    "TORCHELASTIC_MAX_RESTARTS": "what `--restarts` says, or its default for the script",
-    "TORCHELASTIC_USE_AGENT_STORE": (
-        "`True` where the store is served already, and rank 0 need not listen"
-    ),
-    "TORCHELASTIC_ERROR_FILE": "where the record of an exception goes",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless it is set",
-    "OMP_NUM_THREADS": "half of a rank's CPUs, unless it is set",
-    "PYTHONUNBUFFERED": "`1`, unless it is set: what was printed before a crash is not lost",
-    "GLOO_SOCKET_IFNAME": "the interface of `MASTER_ADDR`, unless it is set",
-    "NCCL_SOCKET_IFNAME": "likewise",
-    "ECHELON_RUN_DIR": "the run's directory",
-    "ECHELON_TRACKER_ID": "the run's name for trackers: the same in all its jobs and restarts",
-    "WANDB_RUN_ID": "the same, on rank 0 alone, unless it is set: W&B continues one curve",
-    "WANDB_RESUME": "`allow`, likewise",
-    "MLFLOW_RUN_ID": "the run in MLflow, likewise, once an integration or the Trainer has kept it",
-    "ECHELON_LAST_SAVED": "step and path of the newest checkpoint that the script has reported; "
-    "empty if there is none: `echelon.last_saved()` reads it",
-    "ECHELON_GENERATION": "which set of ranks this is, counted from 0 in each job",
-    "ECHELON_BEACON": "the file through which a rank of the library and its agent speak",
-    "SLURM_PROCID": "as `RANK`",
-    "SLURM_LOCALID": "as `LOCAL_RANK`",
-    "SLURM_NODEID": "as `GROUP_RANK`",
-    "SLURM_NTASKS": "as `WORLD_SIZE`",
-    "SLURM_NPROCS": "as `WORLD_SIZE`",
-    "SLURM_NTASKS_PER_NODE": "as `LOCAL_WORLD_SIZE`",
-    "SLURM_TASKS_PER_NODE": "ranks per node, in Slurm's way of writing it",
-    "SLURM_CPUS_PER_TASK": "CPUs per rank, where the request has `cpus_per_task`",
-    "SLURM_TRES_PER_TASK": "the same, as newer versions of Slurm write it: `cpu=4`",
-    "SLURM_NNODES": "as `GROUP_WORLD_SIZE`",
-    "SLURM_STEP_NUM_TASKS": "as `WORLD_SIZE`",
-    "SLURM_STEP_NUM_NODES": "as `GROUP_WORLD_SIZE`",
-    "SLURM_STEP_TASKS_PER_NODE": "as `SLURM_TASKS_PER_NODE`",
+    "MASTER_ADDR": "address for the rendezvous of the ranks; every node has connected to it",
+    "MASTER_PORT": "port for the rendezvous; each generation of ranks has a new one",
+    "TORCHELASTIC_RUN_ID": "id of the run",
+    "TORCHELASTIC_RESTART_COUNT": "number of earlier generations, as `ECHELON_GENERATION`",
+    "TORCHELASTIC_MAX_RESTARTS": "value of `--restarts`, or its default for the script",
+    "TORCHELASTIC_USE_AGENT_STORE": "`True` if the store is served already, so rank 0 starts none",
+    "TORCHELASTIC_ERROR_FILE": "file for the record of an exception",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless you set it",
+    "OMP_NUM_THREADS": "half of the rank's CPUs, unless you set it",
+    "PYTHONUNBUFFERED": "`1`, unless you set it, so that output before a crash is not lost",
+    "GLOO_SOCKET_IFNAME": "network interface of `MASTER_ADDR`, unless you set it",
+    "NCCL_SOCKET_IFNAME": "network interface of `MASTER_ADDR`, unless you set it",
+    "ECHELON_RUN_DIR": "directory of the run",
+    "ECHELON_TRACKER_ID": "id of the run for trackers; the same in all its jobs and restarts",
+    "WANDB_RUN_ID": "on rank 0 only: the same id, unless you set it, so that W&B continues the run",
+    "WANDB_RESUME": "on rank 0 only: `allow`, unless you set it",
+    "MLFLOW_RUN_ID": "on rank 0 only: id of the run in MLflow, unless you set it; once an "
+    "integration or the Trainer has recorded it",
+    "ECHELON_LAST_SAVED": "step and path of the newest checkpoint that the script reported, for "
+    "`echelon.last_saved()`; empty if there is none",
+    "ECHELON_GENERATION": "number of the generation of ranks, counted from 0 in each job",
+    "ECHELON_BEACON": "file through which the library and the node's agent exchange progress",
+    "SLURM_PROCID": "same as `RANK`",
+    "SLURM_LOCALID": "same as `LOCAL_RANK`",
+    "SLURM_NODEID": "same as `GROUP_RANK`",
+    "SLURM_NTASKS": "same as `WORLD_SIZE`",
+    "SLURM_NPROCS": "same as `WORLD_SIZE`",
+    "SLURM_NTASKS_PER_NODE": "same as `LOCAL_WORLD_SIZE`",
+    "SLURM_TASKS_PER_NODE": "ranks per node, in Slurm's notation: `4(x2)`",
+    "SLURM_CPUS_PER_TASK": "CPUs per rank, if the request sets `cpus_per_task`",
+    "SLURM_TRES_PER_TASK": "the same in the notation of newer Slurm versions: `cpu=4`",
+    "SLURM_NNODES": "same as `GROUP_WORLD_SIZE`",
+    "SLURM_STEP_NUM_TASKS": "same as `WORLD_SIZE`",
+    "SLURM_STEP_NUM_NODES": "same as `GROUP_WORLD_SIZE`",
+    "SLURM_STEP_TASKS_PER_NODE": "same as `SLURM_TASKS_PER_NODE`",
 }
 """Set for ranks in the style `echelon`; Slurm's only in a job."""
 
 STYLES = {
-    "ECHELON_INIT_METHOD": "in the style `file`: the address of the file in which ranks meet",
+    "ECHELON_INIT_METHOD": "with the style `file`: address of the file for the rendezvous of the "
+    "ranks",
 }
 """Additionally set for ranks in the plain styles."""
 
 COMMANDS = {
-    "ECHELON_RUN": "`--notify`: the run's id",
-    "ECHELON_STATE": "`--notify`: `COMPLETED`, `FAILED`, `CANCELLED`, `TIMEOUT`, `PREEMPTED`",
-    "ECHELON_REASON": "`--notify`: why, in one line; empty when it completed",
-    "ECHELON_NODE": "`--node-check`: which node it is, counted from 0",
+    "ECHELON_RUN": "`--notify`: id of the run",
+    "ECHELON_STATE": "`--notify`: `COMPLETED`, `FAILED`, `CANCELLED`, `TIMEOUT` or `PREEMPTED`",
+    "ECHELON_REASON": "`--notify`: the reason in one line; empty if the run completed",
+    "ECHELON_NODE": "`--node-check`: index of the node, counted from 0",
 }
 """Set for commands of the user that Echelon runs."""
 

@@ -264,7 +264,7 @@ def convert(
         str,
         typer.Option(
             metavar="safetensors|dcp|echelon",
-            help="Format of the target [default: by its name].",
+            help="Format of the target [default: from its name].",
             show_default=False,
         ),
     ] = "",

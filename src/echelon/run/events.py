@@ -71,7 +71,7 @@ class NodesExamined(ControllerEvent):
 
 @frozen
 class SlotsCounted(ControllerEvent):
-    """The controller stopped waiting for agents: all that will connect at the start have."""
+    """The controller stopped waiting for further agents before the first ranks."""
 
     kind = "slots"
     slots: Slots
@@ -87,7 +87,7 @@ class NodesAwaited(ControllerEvent):
 
 @frozen
 class NodeDeparted(ControllerEvent):
-    """A node is not part of the job, or no longer."""
+    """A node left the job, or never was part of it."""
 
     kind = "departed"
     node: Node
@@ -124,7 +124,7 @@ class NodesStaged(ControllerEvent):
     copied: Annotated[int, "bytes that were copied to nodes, all together"]
     repaired: Annotated[int, "damaged files that were replaced"]
     seconds: Annotated[Seconds, "how long ranks had to wait for it"]
-    without: Annotated[Texts, "nodes that go on without a copy: name → reason"]
+    without: Annotated[Texts, "nodes that continue without a copy: name → reason"]
     reader: Annotated[str, "name of the node that read the original; empty if none had to"] = ""
     changed: Annotated[bool, "whether the environment is not the one that was submitted"] = False
 
@@ -228,7 +228,7 @@ class RanksStopped(ControllerEvent):
 
 @frozen
 class GenerationEnded(ControllerEvent):
-    """All ranks of a generation are gone: what they spent their time on."""
+    """What the ranks of a generation spent their time on; written when all have exited."""
 
     kind = "spent"
     generation: Generation
@@ -285,8 +285,8 @@ class AttemptEnded(ControllerEvent):
     exit_code: Annotated[int, "exit code of the job"]
     next: Annotated[
         str,
-        "who continues: `standby` (a queued job), `requeue` (the same job), `wanted` (a job has to "
-        "be submitted); empty if nobody",
+        "what continues the run: `standby` (a queued job), `requeue` (the same job), `wanted` (a "
+        "job that has to be submitted); empty if nothing does",
     ]
     why: Annotated[str, "what ended it, in one line; empty if the work is done"]
     progress: Annotated[

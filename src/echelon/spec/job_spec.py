@@ -137,7 +137,9 @@ class JobSpec:
     env: Mapping[str, str] = _key(readers.table, {}, "environment variables for all ranks")
     image: str = _key(readers.text, "", "container image of the ranks, or its file")
     image_runtime: str = _key(
-        readers.OneOf(RUNTIMES), "", "container runtime, such as apptainer [default: what is there]"
+        readers.OneOf(RUNTIMES),
+        "",
+        "container runtime, such as apptainer [default: the first one installed]",
     )
     image_mounts: tuple[str, ...] = _key(
         readers.words, (), "folders to mount in the image, beside home, project and run"

@@ -48,9 +48,9 @@ class LimitSignal:
 
 
 def text(raw: object) -> str:
-    """Read a text; a number counts as one."""
+    """Read text; a number counts as text."""
     if not isinstance(raw, str | int | float) or isinstance(raw, bool):
-        raise UsageError(f"{raw!r} is not a text", hint='write it in quotes, for example "gpu"')
+        raise UsageError(f"{raw!r} is not text", hint='write it in quotes, for example "gpu"')
     return str(raw)
 
 

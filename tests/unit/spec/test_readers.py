@@ -25,7 +25,7 @@ from echelon.spec.readers import LimitSignal, count, limit_signal
         ({"nodelist": "n[1-"}, "at character 5"),
         ({"gpus": -1}, "not a whole number"),
         ({"gpus": True}, "not a whole number"),
-        ({"partition": ["a"]}, "not a text"),
+        ({"partition": ["a"]}, "is not text"),
         ({"env": "A=1"}, "not a table"),
         ({"slurm.extra": {"signal": "FOO@60"}}, "'FOO@60' is not a signal with a time"),
         ({"slurm.extra": {"sig": "B:TERM@1m"}}, "'B:TERM@1m' is not a signal with a time"),
