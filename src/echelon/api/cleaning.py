@@ -14,7 +14,7 @@ from echelon.errors import UnavailableError
 from echelon.run.directory import RunDir
 from echelon.run.history import OWN_FILES, newest_checkpoint
 
-_LOGS = frozenset({"attempts", "events", "logs", "telemetry", "metrics.jsonl"})
+_CODE = frozenset({"code", "code.json", "launcher"})
 
 
 @frozen
@@ -28,7 +28,7 @@ class Holding:
     written_s: float
     """When the run last wrote something."""
     code: int
-    """Bytes; a file that several runs share counts as a part of it in each."""
+    """Bytes, with the launcher; of a file that several runs share, a part counts for each."""
     checkpoints: int
     """Bytes, with all files that the script wrote."""
     logs: int
@@ -48,9 +48,9 @@ def measure(run: RunDir, job: Job) -> Holding:
     sizes = {"code": 0, "checkpoints": 0, "logs": 0}
     foreign, written_s = False, 0.0
     for entry in os.scandir(run.path):
-        kind = "code" if entry.name == run.code.name else "checkpoints"
-        if entry.name in _LOGS or (entry.name in OWN_FILES and kind != "code"):
-            kind = "logs"
+        kind = "logs" if entry.name in OWN_FILES else "checkpoints"
+        if entry.name in _CODE:
+            kind = "code"
         size, newest_s = _weigh(entry)
         sizes[kind] += size
         if kind == "checkpoints":

@@ -72,6 +72,7 @@ def run(tmp_path):
     run.spec.write_text("")
     run.code.mkdir()
     (run.code / "a.py").write_bytes(b"x" * 1000)
+    run.launcher.write_bytes(b"x" * 70)
     (run.logs / "job.out").write_bytes(b"x" * 300)
     return run
 
@@ -79,7 +80,7 @@ def run(tmp_path):
 def test_a_run_is_weighed(run, tmp_path):
     os.link(run.code / "a.py", tmp_path / "the same in another run")
     one = measure(run, Job(id="1", state="FAILED"))
-    assert (one.code, one.checkpoints, one.logs, one.size) == (500, 0, 300, 800)
+    assert (one.code, one.checkpoints, one.logs, one.size) == (570, 0, 300, 870)
     assert (one.over, one.resumable) == (True, False)
 
 
