@@ -93,7 +93,7 @@ soak: system  ## the long tests of survival on Slurm, about three hours; one alo
 	@tools/setup.sh user test
 	@$(BIN)/python benchmarks/soak.py $(or $(ARGS),all)
 
-dist: setup  ## build the release in dist/: sdist and wheel
+dist:  ## build the release in dist/: sdist and wheel
 	@tools/dist.sh
 
 constraints:  ## renew constraints.txt with the newest versions

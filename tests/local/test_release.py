@@ -45,8 +45,12 @@ def dist(tmp_path_factory):
         shutil.copy2(ROOT / name, copy / name)
     for name in ("src", "tools", "tests", "docs", "examples"):
         shutil.copytree(ROOT / name, copy / name, ignore=MADE)
+    before = set(copy.rglob("*"))
     call("bash", str(copy / "tools" / "dist.sh"), sys.executable)
-    return copy / "dist"
+    made = copy / "dist"
+    # Neither the sources nor an environment have anything new: tests compare both with the pins.
+    assert set(copy.rglob("*")) - before == {made, *made.iterdir()}
+    return made
 
 
 @pytest.fixture(scope="module")
