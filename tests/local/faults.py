@@ -272,7 +272,7 @@ main()
         cause="exception",
         ranks=rank(1),
         code=1,
-        options=("--restarts=3",),
+        options=("--on-hang=restart",),  # which allows restarts, but no particular number
         not_retried="the same error",
     ),
     # --- scripts that cannot start --------------------------------------------------------------
@@ -800,7 +800,7 @@ def try_fault(fault: Fault, folder: Path) -> list[str]:
         path.write_text(text)
     with (
         limit_memory(fault) as wrapper,
-        live_run(folder, script, fault.options, wrapper=wrapper) as run,
+        live_run(folder, script, fault.options, wrapper=wrapper, restarts=None) as run,
     ):
         if fault.act is not None:
             fault.act(run)

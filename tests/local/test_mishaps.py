@@ -147,8 +147,9 @@ def test_a_script_that_resumes_by_itself_may_fail_in_the_same_way_again(tmp_path
 
 
 def test_a_script_that_begins_anew_and_fails_in_the_same_way_is_not_tried_for_ever(tmp_path):
-    options = ["--nodes=1", "--procs=1", "--restarts=3", "--set=preload="]
-    with live_run(tmp_path, RESUMES.replace("record.exists()", "False"), options) as run:
+    options = ["--nodes=1", "--procs=1", "--on-hang=restart", "--set=preload="]
+    script = RESUMES.replace("record.exists()", "False")
+    with live_run(tmp_path, script, options, restarts=None) as run:
         assert run.wait() == 1, run.output
         assert "restart 1 of 3" in run.output
         assert "and the output before it was the same" in run.output

@@ -78,8 +78,12 @@ class Cluster:
         shown = self.exec("scontrol", "--oneliner", "show", "job", job_id)
         return dict(field.split("=", 1) for field in shown.split() if "=" in field)
 
-    def await_job(self, job_id, *states, timeout_s=60):
-        """Return the job when it is in one of these states."""
+    def await_job(self, job_id, *states, timeout_s=100):
+        """Return the job when it is in one of these states.
+
+        A node that takes longer than slurmctld's MessageTimeout of 2 s to end a job answers in
+        vain, as on a busy machine: the job is COMPLETING until slurmctld asks again after a minute.
+        """
         seen = {}
 
         def arrived():

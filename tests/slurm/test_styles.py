@@ -191,14 +191,23 @@ def test_a_port_that_was_taken_meanwhile_is_given_up(full, tmp_path, style):
     check(full, job, tmp_path, (2, 1))
 
 
-@pytest.mark.parametrize("style", ["srun", pytest.param("static", marks=pytest.mark.full)])
-def test_a_rank_that_fails_fails_the_job(full, tmp_path, style):
+@pytest.mark.parametrize(
+    ("style", "code"),
+    [
+        ("srun", 3),
+        pytest.param("file", 3, marks=pytest.mark.full),
+        pytest.param("static", 1, marks=pytest.mark.full),  # that of torchrun
+    ],
+)
+def test_a_rank_that_fails_fails_the_job(full, tmp_path, style, code):
+    """With its code, not that of the rank which srun ends."""
     text = script(tmp_path, style, 2, 1)
     (tmp_path / "probe.py").write_text(
-        "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)\n"
+        "import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)\n"
     )
     job = submit(full, tmp_path, text)
-    assert full.await_job(job, "COMPLETED", "FAILED")["JobState"] == "FAILED"
+    ended = full.await_job(job, "COMPLETED", "FAILED")
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", f"{code}:0")
 
 
 def test_the_script_is_plain_bash(full, tmp_path):

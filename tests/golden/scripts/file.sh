@@ -46,7 +46,15 @@ fi
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
 export LOCAL_WORLD_SIZE=4
-exec "$@"
+trap : USR1 USR2 HUP  # for the rank, not for this shell
+ended=
+trap ended=1 TERM
+"$@"
+code=$?
+# When a rank has failed, srun ends the others with SIGTERM, and then exits with the highest code.
+# That must not be theirs, which is mostly 143.
+if [ "$ended" ] && [ $code -gt 128 ]; then code=1; fi
+exit $code
 TASK
 )
 

@@ -66,16 +66,26 @@ if [ -n "$interface" ]; then
 fi
 # The script starts the ranks itself; these variables give the node and the number of ranks.
 export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE=4
-if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If another process took it, the batch script tries another.
-trap : USR1  # for the rank, not for this shell
-"$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
-code=$?
-wait
-taken="port: $MASTER_PORT,.*EADDRINUSE"
-if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
-    touch "$PORT_TAKEN"
+trap : USR1 USR2 HUP  # for the rank, not for this shell
+ended=
+trap ended=1 TERM
+if [ "$SLURM_PROCID" = 0 ]; then
+    # The first task listens on the port. If another process took it, the batch script tries
+    # another.
+    "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
+    code=$?
+    wait
+    taken="port: $MASTER_PORT,.*EADDRINUSE"
+    if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
+        touch "$PORT_TAKEN"
+    fi
+else
+    "$@"
+    code=$?
 fi
+# When a rank has failed, srun ends the others with SIGTERM, and then exits with the highest code.
+# That must not be theirs, which is mostly 143.
+if [ "$ended" ] && [ $code -gt 128 ]; then code=1; fi
 exit $code
 TASK
 )

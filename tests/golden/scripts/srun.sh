@@ -67,16 +67,26 @@ fi
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
 export LOCAL_WORLD_SIZE=4
-if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If another process took it, the batch script tries another.
-trap : USR1  # for the rank, not for this shell
-"$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
-code=$?
-wait
-taken="port: $MASTER_PORT,.*EADDRINUSE"
-if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
-    touch "$PORT_TAKEN"
+trap : USR1 USR2 HUP  # for the rank, not for this shell
+ended=
+trap ended=1 TERM
+if [ "$SLURM_PROCID" = 0 ]; then
+    # The first task listens on the port. If another process took it, the batch script tries
+    # another.
+    "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
+    code=$?
+    wait
+    taken="port: $MASTER_PORT,.*EADDRINUSE"
+    if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
+        touch "$PORT_TAKEN"
+    fi
+else
+    "$@"
+    code=$?
 fi
+# When a rank has failed, srun ends the others with SIGTERM, and then exits with the highest code.
+# That must not be theirs, which is mostly 143.
+if [ "$ended" ] && [ $code -gt 128 ]; then code=1; fi
 exit $code
 TASK
 )

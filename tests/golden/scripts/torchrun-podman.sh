@@ -93,16 +93,19 @@ set -- "${inside[@]}" nvcr.io/nvidia/pytorch:25.01-py3 "$@"
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
-launcher=$!
+launcher=$! ended=
 # If another node fails, torchrun may wait minutes for it before it stops. Kill it after ten
 # seconds.
-trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
+trap 'ended=1; kill -TERM $launcher; { sleep 10; kill -KILL $launcher; } &' TERM
 while kill -0 $launcher 2>/dev/null; do
     wait $launcher
     code=$?
 done
 taken="port: $MASTER_PORT,.*EADDRINUSE"
 if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$log"; then touch "$PORT_TAKEN"; fi
+# When a rank has failed, srun ends the others with SIGTERM, and then exits with the highest code.
+# That must not be theirs, which is mostly 143.
+if [ "$ended" ] && [ $code -gt 128 ]; then code=1; fi
 exit $code
 TASK
 )

@@ -435,10 +435,8 @@ def test_every_piece_of_advice_is_for_a_cause_that_exists():
 # --- trying again -------------------------------------------------------------------------------
 
 
-def retry(last, earlier=(), *, restarts=3, nodes=2, low=2, stop_on_hang=False):
-    return decide_retry(
-        last, earlier, restarts=restarts, nodes=nodes, low=low, stop_on_hang=stop_on_hang
-    )
+def retry(last, earlier=(), *, restarts=3, nodes=2, low=2, **more):
+    return decide_retry(last, earlier, restarts=restarts, nodes=nodes, low=low, **more)
 
 
 def test_a_failure_is_tried_again_within_the_budget():
@@ -465,6 +463,13 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(cause):
     assert retry(last, [failure(cause, 1, "other", step=7)]) == ""
     between = [failure(cause, 1, "boom", step=7), failure("signal")]
     assert retry(last, between) == ""
+
+
+def test_restarts_that_the_user_asked_for_are_used():
+    last = failure("exception", 1, "boom", step=7)
+    assert retry(last, [last, last], insists=True) == ""
+    assert retry(last, [last] * 3, insists=True) == "all 3 restarts are used up"
+    assert retry(failure("import error"), insists=True).startswith("a restart would not help")
 
 
 TRACE = """Traceback (most recent call last):

@@ -202,36 +202,55 @@ _INTERFACES = f"""\
 if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
 {INTERFACE}"""
 
-_RUN_WATCHING_PORT = """\
-if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If another process took it, the batch script tries another.
-trap : USR1  # for the rank, not for this shell
-"$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
-code=$?
-wait
-taken="port: $MASTER_PORT,.*EADDRINUSE"
-if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
-    touch "$PORT_TAKEN"
-fi
+_TRAPS = """\
+trap : USR1 USR2 HUP  # for the rank, not for this shell
+ended=
+trap ended=1 TERM
+"""
+_EXIT = """\
+# When a rank has failed, srun ends the others with SIGTERM, and then exits with the highest code.
+# That must not be theirs, which is mostly 143.
+if [ "$ended" ] && [ $code -gt 128 ]; then code=1; fi
 exit $code
 """
+
+_RUN = f"""\
+{_TRAPS}"$@"
+code=$?
+{_EXIT}"""
+
+_RUN_WATCHING_PORT = f"""\
+{_TRAPS}if [ "$SLURM_PROCID" = 0 ]; then
+    # The first task listens on the port. If another process took it, the batch script tries
+    # another.
+    "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
+    code=$?
+    wait
+    taken="port: $MASTER_PORT,.*EADDRINUSE"
+    if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
+        touch "$PORT_TAKEN"
+    fi
+else
+    "$@"
+    code=$?
+fi
+{_EXIT}"""
 
 _RUN_LAUNCHER = """\
 # The first task's launcher listens on the port. If another process took it, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
-launcher=$!
+launcher=$! ended=
 # If another node fails, torchrun may wait minutes for it before it stops. Kill it after ten
 # seconds.
-trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
+trap 'ended=1; kill -TERM $launcher; { sleep 10; kill -KILL $launcher; } &' TERM
 while kill -0 $launcher 2>/dev/null; do
     wait $launcher
     code=$?
 done
 taken="port: $MASTER_PORT,.*EADDRINUSE"
 if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$log"; then touch "$PORT_TAKEN"; fi
-exit $code
 """
 
 
@@ -256,7 +275,7 @@ def _task_srun(spec: JobSpec) -> str:
 
 def _task_file(spec: JobSpec) -> str:
     entry = render_entry(spec)
-    return f'{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\n{entry}exec "$@"\n'
+    return f"{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\n{entry}{_RUN}"
 
 
 def _task_spawn(spec: JobSpec) -> str:
@@ -271,7 +290,7 @@ def _task_static(spec: JobSpec) -> str:
 set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
     --nproc-per-node={spec.procs_per_node} \\
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
-{render_entry(spec)}{_RUN_LAUNCHER}"""
+{render_entry(spec)}{_RUN_LAUNCHER}{_EXIT}"""
 
 
 def _task_torchrun(spec: JobSpec) -> str:
@@ -288,7 +307,7 @@ set -- "$python" -m torch.distributed.run --nnodes="{low}$SLURM_NNODES" \\
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \\
     --rdzv-id="$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}" --local-addr="$own" \\
     "$@"
-{render_entry(spec)}{_RUN_LAUNCHER}"""
+{render_entry(spec)}{_RUN_LAUNCHER}{_EXIT}"""
 
 
 _TASK: dict[str, Callable[[JobSpec], str]] = {

@@ -290,6 +290,7 @@ class Controller:
             failure,
             self._failures,
             restarts=self._restarts(),
+            insists=self._request.restarts is not None,
             nodes=nodes,
             low=self._request.nodes.low,
             stop_on_hang=self._request.on_hang == "stop",

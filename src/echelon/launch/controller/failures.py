@@ -294,6 +294,7 @@ def decide_retry(
     earlier: Sequence[Failure],
     *,
     restarts: int | None,
+    insists: bool = False,
     nodes: int,
     low: int,
     stop_on_hang: bool = False,
@@ -304,6 +305,7 @@ def decide_retry(
         failure: what ended this generation.
         earlier: what ended those before it.
         restarts: how many are allowed; None if none, because nobody asked for any.
+        insists: whether the user has set that number, so that a repeated error is retried too.
         nodes: how many are left.
         low: how many the run needs.
         stop_on_hang: whether a hang ends the run.
@@ -317,6 +319,7 @@ def decide_retry(
         return too_few_nodes(nodes, low)
     if (
         earlier
+        and not insists
         and _same(failure, earlier[-1])
         and (missing := _lacks_progress(failure, earlier[-1]))
     ):
