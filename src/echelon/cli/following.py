@@ -111,9 +111,10 @@ def parse_ranks(texts: Sequence[str]) -> frozenset[int]:
     found: set[int] = set()
     for part in ",".join(texts).split(",") if texts else ():
         match = _RANKS.fullmatch(part.strip())
-        if not match or int(match[2] or match[1]) >= MOST_RANKS:
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < MOST_RANKS:
             raise UsageError(f"'{part}' is not a rank", hint="write numbers and ranges: 3 or 0,4-7")
-        found |= {*range(int(match[1]), int(match[2] or match[1]) + 1)}
+        found |= {*range(first, last + 1)}
     return frozenset(found)
 
 
@@ -278,13 +279,12 @@ class FoldedTracebacks:
         """Yield the lines to print. A rank's traceback is kept back until its last line."""
         pending: dict[int, list[Line]] = {}
         for line in lines:
-            text = _own_text(line)
             if block := pending.get(line.rank):
                 block.append(line)
-                if not text or text[0].isspace():
-                    continue
-                yield from self._shorten(pending.pop(line.rank))
-            elif text == _TRACEBACK:
+                text = _own_text(line)
+                if text and not text[0].isspace():
+                    yield from self._shorten(pending.pop(line.rank))
+            elif line.text.endswith(_TRACEBACK) and _own_text(line) == _TRACEBACK:
                 pending[line.rank] = [line]
             else:
                 yield line

@@ -286,6 +286,7 @@ def test_a_rank_that_does_not_exist_is_an_error(words, printed, capsys):
     [
         (["--rank", "x"], "'x' is not a rank"),
         (["--rank", "0,,1"], "'' is not a rank"),
+        (["--rank", "5-3"], "'5-3' is not a rank"),
         (["--rank", "0-99999999"], "'0-99999999' is not a rank"),
         (["--since", "90"], "invalid value for --since: '90'"),
         (["--since", "soon"], "write how long ago (90s, 10m, 1h30m, 2d)"),

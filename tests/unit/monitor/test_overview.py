@@ -1,6 +1,8 @@
 """All runs of a folder."""
 
+import json
 import time
+from datetime import UTC, datetime
 
 from echelon.monitor import overview
 from echelon.monitor.overview import Overview
@@ -76,3 +78,16 @@ def test_a_run_that_ended_is_measured_anew_after_it_was_resumed(tmp_path):
     (second,) = seen.samples()
     assert (first.step, second.step) == (30, 40)
     assert second.attempts == 2
+
+
+def test_a_run_has_its_command_request_and_time_in_the_queue(tmp_path):
+    run = make(tmp_path, "r-1", *BEGUN)
+    run.spec.write_text('script = "train.py"\nargs = ["--lr", "0.1"]\nnodes = "2"\n')
+    run.attempt(1).mkdir()
+    submitted = datetime.fromtimestamp(time.time() - 100, UTC).isoformat(timespec="seconds")
+    (run.attempt(1) / "job.json").write_text(json.dumps({"job_id": "7", "submitted": submitted}))
+    seen = Overview(tmp_path)
+    (row,) = seen.rows()
+    assert (row["command"], row["request"]) == ("train.py --lr 0.1", "2 nodes × 1 rank")
+    (sample,) = seen.samples()
+    assert sample.seconds["queue"] > 50
