@@ -123,8 +123,11 @@ def _find_unused(job: "Subject", spec: JobSpec) -> Iterator[tuple[str, list[str]
     for at in sorted([*exported, *commands], key=lambda o: (o.path != job.path, o.path, o.line)):
         launch = next((one for one in own if (one.path, one.line) == (at.path, at.line)), None)
         text = job.line_at(at).strip()
+        program = next((rest for one, _, rest in job.sruns if one is at and not launches), None)
         if launch:
             flags = _launch_flags(launch, spec)
+        elif program:  # not Python
+            flags = [] if spec.script else [shlex.join(word.text for word in program)]
         elif any(at is one.command for one in own) or text in spec.prologue:
             continue
         elif isinstance(at, Assignment):
@@ -201,9 +204,10 @@ def _command_flags(command: "Command", text: str, spec: JobSpec, *, loads: bool)
     if name in ("source", ".") and words[0].endswith("/bin/activate") and len(words) == 1:
         return [] if chosen else [f"--venv {_quote(words[0].removesuffix('/bin/activate'))}"]
     if name == "cd":
-        stays = spec.chdir or words in ([], ["${SLURM_SUBMIT_DIR}"])
-        return [] if stays else [f"--chdir {_quote(words[0])}"]
+        stays = spec.chdir or words[-1:] in ([], ["${SLURM_SUBMIT_DIR}"])
+        return [] if stays else [f"--chdir {_quote(words[-1])}"]
     whole = command.certain or re.search(r"[;&|]", text)
+    text = re.sub(r"\\$", "…", text)  # it continues on the next line
     return [f"--prologue {shlex.quote(text)}", *([] if whole else ["(with its condition)"])]
 
 

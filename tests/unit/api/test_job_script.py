@@ -35,13 +35,16 @@ def read(tmp_path, monkeypatch, capsys):
         ("export DATA_DIR=/data A='x y'", "--env DATA_DIR=/data --env A='x y'"),
         ("export OUT=$SCRATCH/out", "--prologue 'export OUT=$SCRATCH/out'"),
         ("cd /work/project", "--chdir /work/project"),
+        ("cd -- /work/project", "--chdir /work/project"),
         ("ulimit -n 65536", "--prologue 'ulimit -n 65536'"),
+        ("tar xf data.tar \\", "--prologue 'tar xf data.tar …'"),
     ],
 )
 def test_a_line_is_mentioned_with_the_flag_that_replaces_it(read, line, flags):
-    _, said = read(f"{line}\n{LAUNCH}")
+    more = "  -C /data\n" if line.endswith("\\") else "\n"
+    _, said = read(f"{line}\n{more}{LAUNCH}")
     assert said == [
-        "job.sh:5: running train.py --lr 0.1",
+        "job.sh:6: running train.py --lr 0.1",
         "warning: job.sh: these lines are not executed; add the flags that replace them:",
         f"job.sh:4: {line}",
         flags,
@@ -121,6 +124,7 @@ def test_script_and_arguments_are_those_of_the_launch(read, launch, script, args
         ("srun python train.py --url $(hostname)", "train.py --url …"),
         ("srun python train.py *.tar", "train.py …"),
         ("python a.py\nsrun python train.py", "train.py"),
+        ("srun -n 4 ./program --lr 3", "./program --lr 3"),
     ],
 )
 def test_a_launch_that_is_not_certain_is_left_to_the_user(read, launch, said):
