@@ -29,6 +29,8 @@ _OF_HOST = re.compile(
     r"PATH|LD_.*|PYTHONHOME|VIRTUAL_ENV.*|CONDA_.*|CUDA_(HOME|PATH|ROOT)|HOSTNAME|SHLVL|PWD|OLDPWD|_"
 )
 """Variables about the host's own programs, which an image has others of."""
+_OF_PODMAN = re.compile(r"HOME|TMPDIR|(XDG|CONTAINERS?|STORAGE|DOCKER|DBUS)_.*")
+"""Variables that podman itself reads, so that the image's values must not be in its environment."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_PROCESSES = 32768
 
@@ -72,7 +74,7 @@ def render_command(
         command = [*_podman(container, env, handle), container.image, *argv]
         if handle >= 0:
             command = ["bash", "-c", AT_3, str(handle), *command]
-        return command, dict(env)
+        return command, {**env, **_select_named(container)}
     command = [*_apptainer(container), container.image, *argv]
     path = {"PATH": env["PATH"]} if "PATH" in env else {}  # to start with; inside is the image's
     prefix = f"{container.runtime.upper()}ENV_"
@@ -120,11 +122,19 @@ def _podman(container: Container, env: Mapping[str, str], handle: int) -> list[s
     command += ["--preserve-fds=1"] if handle >= 0 else []
     for mount in container.mounts:
         command += ["--volume", ":".join(split_mount(mount))]
-    for name in sorted(select_variables(env).keys() - container.env.keys()):
-        command += ["--env", name]  # not its value, which others could read in the process table
+    # podman reads their values itself: other users could read those of its arguments.
+    named = _select_named(container)
+    for name in sorted(named.keys() | (select_variables(env).keys() - container.env.keys())):
+        command += ["--env", name]
     for name, value in container.env.items():
-        command += ["--env", f"{name}={value}"]
+        command += [] if name in named else ["--env", f"{name}={value}"]
     return command + (["--workdir", container.workdir] if container.workdir else [])
+
+
+def _select_named(container: Container) -> dict[str, str]:
+    """Return the image's variables that do not matter to podman itself."""
+    found = select_variables(container.env)
+    return {name: value for name, value in found.items() if not _OF_PODMAN.fullmatch(name)}
 
 
 # --- what differs between sites ---------------------------------------------------------------

@@ -67,6 +67,14 @@ def test_values_of_inherited_variables_are_in_no_command_line(name):
     assert env["SECRET"] == ENVIRON["SECRET"]
 
 
+def test_values_for_the_image_are_in_no_command_line_unless_podman_would_use_them():
+    own = {"TOKEN": "do not show", "HOME": "/root", "PATH": "/opt/bin"}
+    argv, env = render_command(Container(runtime="podman", image="a", env=own), ["true"], ENVIRON)
+    assert not any("do not show" in word for word in argv)
+    assert {"HOME=/root", "PATH=/opt/bin", "TOKEN"} <= set(argv)
+    assert (env["TOKEN"], env["HOME"], env["PATH"]) == ("do not show", "/home/ada", "/usr/bin:/bin")
+
+
 def test_what_describes_the_hosts_programs_stays_outside():
     assert select_variables(ENVIRON) == {
         name: ENVIRON[name] for name in ("HOME", "SLURM_JOB_ID", "PYTHONPATH", "SECRET")
