@@ -6,13 +6,13 @@ A node that has left the job or failed its check is not waited for once that is 
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from echelon.launch.agent.node_check import check_limit_s, judge_checks
 from echelon.launch.backends.base import Outlook, Started, Starter
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.staging import Staging
-from echelon.launch.pool.agent_launcher import could_not_start, read_reason
+from echelon.launch.pool.agent_launcher import could_not_start, find_killed, read_reason
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
 from echelon.launch.protocol.messages import Hello
@@ -116,6 +116,7 @@ class Membership:
             deadline = min(deadline, self._single_deadline())
             match await self._pool.next(min(deadline, time.monotonic() + GLANCE_S)):
                 case None:
+                    self._restart_killed(missing)
                     outlook = await asyncio.to_thread(self._starter.outlook)
                     if outlook.waits:
                         deadline = time.monotonic() + patience_s
@@ -127,10 +128,19 @@ class Membership:
                     awaited -= self._heed(outlook, awaited)
                 case (_, Stop() as stop):
                     raise StopError(stop)
+                case (_, Gone(started, killed=True)) if len(started.nodes) == 1:
+                    self._recovery.begin(started.nodes)
                 case (_, Gone(started)) if not self._start_singly(started):
                     awaited -= started.nodes
                 case (AgentHandle() as agent, Lost()):  # nothing else would restart it
                     self._recovery.begin([agent.node])
+
+    def _restart_killed(self, missing: Collection[int]) -> None:
+        """Start agents again that were killed before they connected, while srun goes on."""
+        hosts = {self._starter.host(node): node for node in missing}
+        killed = {host for one in self._pool.started for host in find_killed(one.log)}
+        if nodes := {hosts[host] for host in killed & hosts.keys()}:
+            self._recovery.begin(nodes)
 
     def _start_singly(self, started: Started) -> bool:
         """Start nodes one by one if srun could not start all together; tell whether so.

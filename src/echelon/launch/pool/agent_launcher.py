@@ -17,6 +17,7 @@ from echelon.core.shell import signal_group
 from echelon.launch.backends.base import CAUSE, AgentCommand, Started, Starter
 
 _NOT_STARTED = re.compile(r"^srun: error: (Unable to create step|Task launch) for ", re.MULTILINE)
+_KILLED = re.compile(r"^srun: error: (\S+): tasks? \S+: (?:Killed|Out Of Memory)$", re.MULTILINE)
 END_S = 10.0
 """How long a process that is no longer wanted may take to exit."""
 
@@ -24,7 +25,7 @@ END_S = 10.0
 class AgentLauncher:
     """See the module."""
 
-    def __init__(self, starter: Starter, gone: Callable[[Started], None]) -> None:
+    def __init__(self, starter: Starter, gone: Callable[[Started, bool], None]) -> None:
         self.started: list[Started] = []
         """All processes that were ever started."""
         self._starter, self._tell_gone = starter, gone
@@ -75,10 +76,11 @@ class AgentLauncher:
 
     def reap(self) -> None:
         """Collect processes that have exited, and report each of them."""
-        for pid in [pid for pid in self._living if not _is_there(pid)]:
+        ended = {pid: status for pid in self._living if (status := _ended(pid)) is not None}
+        for pid, status in ended.items():
             started, coming = self._living.pop(pid)
             _answer(coming, came=False)
-            self._tell_gone(started)
+            self._tell_gone(started, os.WIFSIGNALED(status))
 
     def is_here(self) -> bool:
         """Tell whether any process is left."""
@@ -126,12 +128,18 @@ def _has_come(coming: asyncio.Future[bool]) -> bool:
     return coming.done() and not coming.cancelled() and coming.result()
 
 
-def _is_there(pid: int) -> bool:
-    """Tell whether a child is running; collect it if not."""
+def _ended(pid: int) -> int | None:
+    """Return the status of a child that has ended, and collect it; None while it runs."""
     try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
+        found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return False
+        return 0
+    return status if found else None
+
+
+def find_killed(path: Path) -> list[str]:
+    """Return the hosts on which srun says that an agent was killed; it goes on with the others."""
+    return _KILLED.findall(read_text(path))
 
 
 def could_not_start(path: Path) -> bool:

@@ -298,8 +298,8 @@ class AgentPool:
         for agent in self.agents.values():
             agent.link.heard_s = now_s
 
-    def _tell_gone(self, started: Started) -> None:
-        self._queue.put_nowait((None, Gone(started)))
+    def _tell_gone(self, started: Started, killed: bool) -> None:
+        self._queue.put_nowait((None, Gone(started, killed)))
 
     def _be_signalled(self, number: int) -> None:
         self._signals += 1

@@ -62,6 +62,8 @@ class Gone:
     """A process that starts agents has exited."""
 
     started: Started
+    killed: bool = False
+    """Whether by a signal."""
 
 
 Entry = tuple[AgentHandle | None, Any]

@@ -156,6 +156,24 @@ def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(
     assert recovery.begun == ([{0, 1, 2}] if again else [])
 
 
+def test_an_agent_that_is_killed_before_it_connects_is_started_again(join, tmp_path, recovery):
+    gone = Gone(Started(pid=1, nodes=frozenset({2}), log=tmp_path / "agent-2.log"), killed=True)
+    pool = FakePool(script=[joins(0), (None, gone), joins(1), joins(2)])
+    assert asyncio.run(join(pool).await_all()) == []
+    assert recovery.begun == [{2}]
+
+
+def test_one_that_srun_says_was_killed_is_started_again(join, tmp_path, recovery):
+    log = tmp_path / "srun-0.log"
+    log.write_text("srun: error: node2: task 1: Killed\n")
+    pool = FakePool(0, script=[None, joins(1), joins(2)])
+    pool.started = [Started(pid=1, nodes=frozenset({0, 1, 2}), log=log)]
+    membership = join(pool, Outlook())
+    membership._starter.host = lambda node: f"node{node + 1}"
+    assert asyncio.run(membership.await_all()) == []
+    assert recovery.begun == [{1}]
+
+
 def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
     join, tmp_path, monkeypatch
 ):

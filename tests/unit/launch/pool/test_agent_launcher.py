@@ -56,7 +56,7 @@ async def call(launcher, then, **environ):
     return await calling
 
 
-def make(starter, gone=lambda _: None):
+def make(starter, gone=lambda *_: None):
     launcher = AgentLauncher(starter, gone)
     launcher.call_all(range(starter.nodes), COMMAND)
     return launcher
@@ -97,7 +97,7 @@ def test_or_its_process_ends_and_it_has_not():
     gone = []
 
     async def scenario():
-        launcher = make(Starter("pass"), gone.append)
+        launcher = make(Starter("pass"), lambda started, _: gone.append(started))
 
         async def collect(calling):
             while not calling.done():
@@ -162,7 +162,7 @@ def test_one_that_is_no_longer_wanted_and_does_not_end_is_killed(starter, monkey
     starter.program = deaf
 
     async def scenario():
-        launcher = AgentLauncher(starter, lambda _: None)
+        launcher = AgentLauncher(starter, lambda *_: None)
         launcher.call_all([], COMMAND)
         calling = asyncio.ensure_future(launcher.call(0))
         await started(starter, 1)
