@@ -11,7 +11,7 @@ import pytest
 
 from echelon.core.waiting import wait_until
 from echelon.lint.linting import RULES
-from echelon.lint.subject import read_subject
+from echelon.lint.script import read_script
 from requirements import require_root
 from slurm.cluster import BIN, Cluster
 from unit.lint.fakes import SlurmOf, TextFiles
@@ -105,7 +105,7 @@ def output(folder):
 def expected(files):
     """Return how often lint says that the programs of an example start."""
     text = files["job.sh"]
-    subject = read_subject(text, path="job.sh", files=TextFiles(files), programs=SlurmOf())
+    subject = read_script(text, path="job.sh", files=TextFiles(files), programs=SlurmOf())
     launches = [one.launch for one in subject.started]
     return sum(launch.amounts.tasks or 0 if launch.srun is not None else 1 for launch in launches)
 

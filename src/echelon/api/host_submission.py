@@ -146,7 +146,7 @@ def check_here(spec: JobSpec, folder: Path) -> None:
         refuse_job_script(script, "submit")
     problems = check_files(replace(spec, venv="", output="-"), folder)
     if script.suffix == ".py" and not spec.module:
-        problems += check_script(script, ranks=spec.nodes.high * spec.procs_per_node)
+        problems += check_script(script)
     if problems:
         raise UsageError("; ".join(problems), hint="nothing was sent")
 

@@ -20,7 +20,7 @@ from echelon.spec.job_spec import JobSpec
 if TYPE_CHECKING:
     from echelon.lint.bash import Assignment, Command, Word
     from echelon.lint.launches import Launch
-    from echelon.lint.subject import Subject
+    from echelon.lint.script import Script
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -47,17 +47,17 @@ _CONDA_SETUP = r"conda\.sh\b|\bconda (?:shell\.|init\b)"
 """Commands that --conda makes unnecessary."""
 
 
-def read_job_script(path: Path, text: str) -> "Subject | None":
+def read_job_script(path: Path, text: str) -> "Script | None":
     """Return the commands of a job script; None if lint, which reads them, is not installed."""
     try:
         from echelon.lint.files import DiskFiles  # noqa: PLC0415
-        from echelon.lint.subject import read_subject  # noqa: PLC0415
+        from echelon.lint.script import read_script  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
-    return read_subject(text, path=str(path), files=DiskFiles(), programs=LocalShell())
+    return read_script(text, path=str(path), files=DiskFiles(), programs=LocalShell())
 
 
-def take_program(job: "Subject | None") -> dict[str, object]:
+def take_program(job: "Script | None") -> dict[str, object]:
     """Return script and arguments; empty unless the job starts one program with known arguments."""
     launches = _launches(job) if job else []
     if len({(_words(one), one.module) for one in launches}) != 1:
@@ -69,7 +69,7 @@ def take_program(job: "Subject | None") -> dict[str, object]:
     return {"script": script, "args": args, **({"module": True} if launches[0].module else {})}
 
 
-def _launches(job: "Subject") -> "list[Launch]":
+def _launches(job: "Script") -> "list[Launch]":
     return [one.launch for one in job.started if one.launch.program]
 
 
@@ -90,7 +90,7 @@ def _literal(word: "Word") -> str | None:
     return os.path.expandvars(word.text) if same else None
 
 
-def mention_unused(job: "Subject | None", path: Path, spec: JobSpec) -> None:
+def mention_unused(job: "Script | None", path: Path, spec: JobSpec) -> None:
     """Tell the user which commands of a job script have no effect, and the flags that replace them.
 
     Flags that the request already has are not mentioned again.
@@ -108,7 +108,7 @@ def mention_unused(job: "Subject | None", path: Path, spec: JobSpec) -> None:
         note(f"  {place}\n      {' '.join(flags)}")
 
 
-def _find_unused(job: "Subject", spec: JobSpec) -> Iterator[tuple[str, list[str]]]:
+def _find_unused(job: "Script", spec: JobSpec) -> Iterator[tuple[str, list[str]]]:
     """Yield each line of a script, as PATH:LINE: TEXT, with the flags that a request lacks."""
     from echelon.lint.bash import Assignment  # noqa: PLC0415
 

@@ -15,22 +15,15 @@ from echelon.errors import UsageError
 if TYPE_CHECKING:
     from echelon.lint.rule import Finding
 
-_OF_ANY_RANK = ("E601", "E624", "E626")
-"""Rules that matter for one rank, too."""
-_MAYBE = (*_OF_ANY_RANK, "E603")
-"""Rules whose warnings are mentioned, too."""
+_NAMES = "E626"
+"""The rule about undefined names: an error is on a line that always runs."""
 
 
-def check_script(script: Path, *, ranks: int) -> list[str]:
+def check_script(script: Path) -> list[str]:
     """Return the errors that end a Python script for certain, and mention the others."""
     errors = _find_errors(script)
-    if not errors:
-        return []
-    from echelon.lint.certain import find_certain  # noqa: PLC0415
-
-    certain = find_certain(script.read_text(errors="replace"), errors)
-    others = [e for e in errors if e not in certain and (ranks > 1 or e.code in _OF_ANY_RANK)]
-    _mention(others)
+    certain = [one for one in errors if one.code == _NAMES and one.severity == "error"]
+    _mention([error for error in errors if error not in certain])
     return [
         f"{error.path}:{error.line}: {error.what.rstrip('.')} ({error.code}; if you know better, "
         f"add the comment: # echelon: ignore {error.code})"
@@ -57,7 +50,7 @@ def refuse_job_script(script: Path, command: str) -> None:
 
 def mention_directives(script: Path) -> None:
     """Mention the errors of #SBATCH directives that Slurm, and so --from, ignores or misreads."""
-    _mention([error for error in _find_errors(script) if error.code in ("E102", "E103", "E106")])
+    _mention([error for error in _find_errors(script) if error.code in ("E102", "E106")])
 
 
 def _find_errors(script: Path) -> "list[Finding]":
@@ -74,7 +67,7 @@ def _find_errors(script: Path) -> "list[Finding]":
     text = DiskFiles().read(str(script))
     found = lint(text, path=str(script), files=DiskFiles()) if text else []
     own = [one for one in found if one.path == str(script)]
-    return [one for one in own if one.severity is Severity.ERROR or one.code in _MAYBE]
+    return [one for one in own if one.severity is Severity.ERROR or one.code == _NAMES]
 
 
 def _mention(errors: "list[Finding]") -> None:

@@ -165,7 +165,7 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
     problems = [
         *check_files(spec, folder),
         *check_array(spec),
-        *(check_script(script, ranks=spec.nodes.high * spec.procs_per_node) if lints else ()),
+        *(check_script(script) if lints else ()),
         *check_python(spec, folder, LocalShell()),
         *cluster.problems(spec),
     ]

@@ -54,8 +54,10 @@ def lint(
             autocompletion=complete_rule,
         ),
     ] = "",
-    fix: Annotated[bool, _option("--fix", help="Apply the safe fixes.")] = False,
-    diff: Annotated[bool, _option("--diff", help="Show the safe fixes, but apply none.")] = False,
+    fix: Annotated[bool, _option("--fix", help="Apply the certain fixes.")] = False,
+    diff: Annotated[
+        bool, _option("--diff", help="Show the certain fixes, but apply none.")
+    ] = False,
     select: Annotated[
         list[str] | None,
         _option(metavar="CODES", help="Report only these rules, such as E1,E301."),
@@ -67,7 +69,7 @@ def lint(
         str,
         _option(
             metavar="LEVEL",
-            help="Report only this severity or higher: error, warning or advice.",
+            help="Report this severity or higher: error, warning (default) or advice.",
             autocompletion=offer(SEVERITIES),
         ),
     ] = "",
@@ -305,6 +307,7 @@ def _read(path: str) -> str:
 
 
 def _explain(code: str) -> None:
+    from echelon.lint.codes import REMOVED  # noqa: PLC0415
     from echelon.lint.linting import RULES, find_rule  # noqa: PLC0415
     from echelon.lint.report import render_rule  # noqa: PLC0415
 
@@ -313,6 +316,11 @@ def _explain(code: str) -> None:
         console.print_table(["code", "severity", "problem"], rows)
         return
     rule = find_rule(code)
+    if rule is None and code.upper() in REMOVED:
+        raise UsageError(
+            f"the rule {code.upper()} was removed",
+            hint="list all rules: echelon lint --explain all",
+        )
     if rule is None:
         raise UsageError(f"unknown rule: {code}", hint="list all rules: echelon lint --explain all")
     console.print_result(render_rule(rule))

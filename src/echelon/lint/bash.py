@@ -22,6 +22,10 @@ _MOST = 100
 """Maximum number of origins to keep per value."""
 _LONGEST = 50_000
 """Maximum length of a value, which a script can double with every line."""
+_MOST_EXPANDED = 1_000_000
+"""Maximum length of all expansions of a script together."""
+_PRICE_OF_WORD = 50
+"""What a word counts in this sum, in characters."""
 
 
 @frozen
@@ -148,16 +152,19 @@ class Command:
     """False in a branch, a loop, a pipe or a function, and after && or ||."""
     looped: bool = False
     """In a `for` loop, and otherwise certain."""
-    repeated: bool = False
-    """In the body of any loop."""
-    unchecked: bool = False
-    """The script continues if it fails: in no condition or function, nor before | or ||."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False
     """Inside $(…)."""
     stdin: Word | None = None
     """Its here-document."""
+    start: int = 0
+    """Where its node starts in the text of its shell, in bytes."""
+
+    @property
+    def always_runs(self) -> bool:
+        """Tell whether the job always runs it, perhaps in a loop or a pipe."""
+        return self.certain or self.looped or bool(self.piped_into)
 
     @property
     def name(self) -> str:
@@ -218,6 +225,8 @@ class Scope:
     """Arrays with literal values that the script does not change."""
     _history: list[tuple[str, Word]] = field(init=False)
     """All assignments in order."""
+    spent: int = 0
+    """The length of all expansions so far."""
 
     def __post_init__(self) -> None:
         self._history = list(self.values.items())
@@ -236,6 +245,11 @@ class Scope:
         self.values[name] = value
         self._history.append((name, value))
 
+    def spend(self, characters: int, words: int = 0) -> bool:
+        """Count the work of an expansion, and tell whether it is within the limit."""
+        self.spent += characters + _PRICE_OF_WORD * words
+        return self.spent <= _MOST_EXPANDED
+
     def moment(self) -> Moment:
         """Return a snapshot of the current values."""
         return Moment(history=self._history, length=len(self._history))
@@ -248,6 +262,8 @@ class Scope:
             if 0 < number <= len(self.positional):
                 return self.positional[number - 1]
         value = self.values.get(name)
+        if value is not None and not self.spend(len(value.text)):
+            value = None
         if value is None:
             return Word(text=f"${{{name}}}", line=line, known=False, uses=(use,))
         text = value.text if value.known or _is_composed(value.text) else f"${{{name}}}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from echelon.core.frozen import frozen
 from echelon.errors import UsageError
+from echelon.lint.codes import MERGED, REMOVED
 from echelon.lint.linting import RULES
 from echelon.lint.rule import Finding, Severity
 
@@ -15,6 +16,7 @@ _TEXTS = ("severity", "baseline")
 _LISTS = ("select", "ignore")
 KEYS = (*_LISTS, *_TEXTS, "strict")
 _ORDER = list(Severity)
+_OFF = frozenset(rule.code for rule in RULES if rule.off)
 
 
 @frozen
@@ -22,9 +24,9 @@ class Choice:
     """What to report. These are the keys of `[lint]` in the project file, too."""
 
     select: tuple[str, ...] = ()
-    """Codes, or how they start; empty for all."""
+    """Codes, or how they start; empty for all that are on by default."""
     ignore: tuple[str, ...] = ()
-    severity: Severity = Severity.ADVICE
+    severity: Severity = Severity.WARNING
     """The lowest severity to report."""
     baseline: str = ""
     """A file of findings that are not reported."""
@@ -32,7 +34,7 @@ class Choice:
     """Warnings fail, too."""
 
     def keeps(self, finding: Finding) -> bool:
-        chosen = not self.select or finding.code.startswith(self.select)
+        chosen = finding.code.startswith(self.select) if self.select else finding.code not in _OFF
         severe = _ORDER.index(finding.severity) <= _ORDER.index(self.severity)
         return chosen and severe and not finding.code.startswith(self.ignore)
 
@@ -57,10 +59,12 @@ def read_choice(table: Mapping[str, Any], flags: Mapping[str, Any], *, source: s
             raise UsageError(f"{source}: '{key}' is not a string", hint=f'{key} = "…"')
     if not isinstance(values.get("strict", False), bool):
         raise UsageError(f"{source}: 'strict' is not true or false", hint="strict = true")
+    select = _codes("select", values.get("select", []), source)
+    default = Severity.ADVICE if select else Severity.WARNING  # a selected rule is wanted
     return Choice(
-        select=_codes("select", values.get("select", []), source),
+        select=select,
         ignore=_codes("ignore", values.get("ignore", []), source),
-        severity=_severity(values.get("severity") or Severity.ADVICE),
+        severity=_severity(values.get("severity") or default),
         baseline=values.get("baseline", ""),
         strict=values.get("strict", False),
     )
@@ -73,8 +77,11 @@ def _codes(key: str, values: Any, source: str) -> tuple[str, ...]:
             f"{source}: '{key}' is not a list of codes: {values!r}", hint=f'{key} = ["E401"]'
         )
     codes = [code.strip().upper() for value in values for code in value.split(",") if code.strip()]
+    codes = [MERGED.get(code, code) for code in codes]
     for code in codes:
-        if not any(rule.code.startswith(code) for rule in RULES):
+        if code in REMOVED and key == "select":
+            raise UsageError(f"the rule {code} was removed", hint=f"remove {code} from '{key}'")
+        if code not in REMOVED and not any(rule.code.startswith(code) for rule in RULES):
             raise UsageError(
                 f"unknown rule: {code}", hint="list all rules: echelon lint --explain all"
             )

@@ -40,7 +40,9 @@ class Expander:
             positional = self._scope.positional
             return [unknown] if positional is None else list(positional)
         if (match := _WHOLE_ARRAY.fullmatch(text)) and match[1] in self._scope.arrays:
-            return list(self._scope.arrays[match[1]])
+            items = self._scope.arrays[match[1]]
+            if self._scope.spend(0, len(items)):
+                return list(items)
         if node.type in ("concatenation", "array", "command_name"):
             return self._concatenation(node)
         return [self._single_word(node, text)]

@@ -1,36 +1,27 @@
-"""Access to the file system: reading scripts and checking whether directories exist.
+"""Access to the file system: reading scripts, and what a git repository contains.
 
 A protocol, because tests lint scripts that exist only in memory.
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple, Protocol
 
-from echelon.lint.repository import SKIPPED, Repository, read_ignored, read_submodules
+from echelon.core.frozen import frozen
 
 _LARGEST_BYTES = 1_000_000
 """Larger files are data, not scripts."""
 _MOST_NAMES = 20_000
 """Maximum number of entries of a repository to read."""
 _EXECUTABLE = 0o111
-_MODES = frozenset({0o100644, 0o100755})
-"""Modes that git has for files."""
-_MOST_BYTES = 20_000_000
-"""Maximum size of the files to search for a name."""
-_LONGEST_LINE = 1000
-_LONGEST_PATH = 1000
-_SUBMITTED_FROM = "${SLURM_SUBMIT_DIR}"
+_SKIPPED = frozenset({".git", "node_modules", "__pycache__", "site-packages", "wandb"})
+"""Directories that are not listed."""
+_SUBMITTED_FROM = "${SLURM_SUBMIT_DIR}/"
 """Mostly the directory of the repository."""
-_READ = re.compile(
-    r"^[^.]+$|\.(?:py|sh|bash|sbatch|slurm|job|pl|R|jl|m|md|rst|txt|mk|ya?ml|toml|smk)$"
-)
-"""Files that may mention a script."""
 
 
 class Place(NamedTuple):
@@ -44,13 +35,30 @@ class Place(NamedTuple):
     end_column: int = 0
 
 
-class Root(NamedTuple):
-    """The directory of a git repository."""
+@frozen
+class Repository:
+    """The paths of a git repository."""
 
     path: str
+    """Its directory, as seen from the current directory."""
     name: str
-    below: str
-    """The folder of the file, relative to it; empty at the root."""
+    paths: frozenset[str]
+    """Relative to its directory. Those of folders end in a slash."""
+    hidden: tuple[str, ...] = ()
+    """Patterns that git ignores, and of its submodules; those with a slash are of paths."""
+
+    def lacks(self, path: str) -> bool:
+        """Tell whether a relative path does not exist, whichever the current directory is."""
+        parts = [part for part in os.path.normpath(path).split("/") if part not in (".", "..")]
+        end = "/".join(parts)
+        if not parts or any(_hides(pattern, end, parts) for pattern in self.hidden):
+            return False
+        if len(parts) > 1 and f"{parts[0]}/" not in self.paths and not self._has(f"{parts[0]}/"):
+            return False  # the folder may be another project, or this one under another name
+        return not self._has(end) and not self._has(f"{end}/")
+
+    def _has(self, end: str) -> bool:
+        return end in self.paths or any(one.endswith(f"/{end}") for one in self.paths)
 
 
 class Files(Protocol):
@@ -61,21 +69,13 @@ class Files(Protocol):
 
     def is_folder(self, path: str) -> bool: ...
 
-    def is_executable(self, path: str) -> bool:
-        """Tell whether a file is executable, or the modes of its repository are not kept."""
+    def is_executable(self, path: str) -> bool: ...
 
-    def root(self, path: str) -> Root | None:
+    def root(self, path: str) -> str | None:
         """Return the directory of the git repository that contains a file, if there is one."""
 
     def repository(self, path: str) -> Repository | None:
-        """Return the git repository that contains a file.
-
-        None if there is no repository, if it is too large, or if an empty folder of it may be a
-        submodule.
-        """
-
-    def lines_with(self, path: str) -> tuple[str, ...]:
-        """Return the lines of the other files in the git repository that name a file."""
+        """Return the git repository that contains a file; None if there is none, or a large one."""
 
     def __hash__(self) -> int: ...
 
@@ -83,25 +83,14 @@ class Files(Protocol):
 class DiskFiles:
     def __init__(self) -> None:
         self._read: dict[str, str | None] = {}
-        self._repositories: dict[Path, Repository | None] = {}
-        self._have_modes: dict[Path, bool] = {}
-        self._indices: dict[Path, bytes] = {}
-        self._roots: dict[str, Root | None] = {}
+        self._roots: dict[str, str | None] = {}
+        self._repositories: dict[str, Repository | None] = {}
 
     def read(self, path: str) -> str | None:
         """Return the text of a file as it was at the first read."""
         if path not in self._read:
-            self._read[path] = self._load(path)
+            self._read[path] = _load(path)
         return self._read[path]
-
-    def _load(self, path: str) -> str | None:
-        try:
-            status = os.stat(path)  # noqa: PTH116  quicker, and most files do not exist
-            if not S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
-                return None
-            return Path(path).read_bytes().decode()
-        except (OSError, ValueError):  # ValueError: not UTF-8, or a null byte in the name
-            return None
 
     def is_folder(self, path: str) -> bool:
         try:
@@ -111,132 +100,71 @@ class DiskFiles:
 
     def is_executable(self, path: str) -> bool:
         try:
-            root = _root_of(path)
-            if Path(path).stat().st_mode & _EXECUTABLE or root is None:
-                return True
-            if (mode := self._committed_mode(root, Path(path).absolute())) is not None:
-                return bool(mode & _EXECUTABLE)
-            if root not in self._have_modes:
-                self._have_modes[root] = _has_modes(root)
-            return not self._have_modes[root]
+            return bool(Path(path).stat().st_mode & _EXECUTABLE)
         except (OSError, ValueError):
             return True
 
-    def _committed_mode(self, root: Path, path: Path) -> int | None:
-        if root not in self._indices:
-            index = root / ".git" / "index"
-            small = index.is_file() and index.stat().st_size <= _MOST_BYTES
-            self._indices[root] = index.read_bytes() if small else b""
-        return read_mode(self._indices[root], path.relative_to(root).as_posix())
-
-    def root(self, path: str) -> Root | None:
+    def root(self, path: str) -> str | None:
         folder = os.path.dirname(path)  # noqa: PTH120
         if folder not in self._roots:
+            self._roots[folder] = None
             with suppress(OSError, ValueError):
-                self._roots[folder] = _find_root(path)
-        return self._roots.get(folder)
+                above = Path(path).absolute().parents
+                found = next((one for one in above if (one / ".git").exists()), None)
+                self._roots[folder] = os.path.relpath(found) if found is not None else None
+        return self._roots[folder]
 
     def repository(self, path: str) -> Repository | None:
-        try:
-            root = _root_of(path)
-            if root is not None and root not in self._repositories:
-                self._repositories[root] = _list_repository(root)
-        except (OSError, ValueError):
+        root = self.root(path)
+        if root is None:
             return None
-        return self._repositories[root] if root is not None else None
-
-    def lines_with(self, path: str) -> tuple[str, ...]:
-        try:
-            own = Path(path).absolute()
-            root = _root_of(path)
-            return tuple(_lines_below(root, own)) if root is not None else ()
-        except (OSError, ValueError):
-            return ()
+        if root not in self._repositories:
+            self._repositories[root] = _list_repository(root)
+        return self._repositories[root]
 
 
-def _root_of(path: str) -> Path | None:
-    """Return the directory of the git repository that contains a file."""
-    above = Path(path).absolute().parents
-    return next((folder for folder in above if (folder / ".git").exists()), None)
-
-
-def _find_root(path: str) -> Root | None:
-    folder = _root_of(path)
-    if folder is None:
+def _load(path: str) -> str | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116  quicker, and most files do not exist
+        if not S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
+            return None
+        return Path(path).read_bytes().decode()
+    except (OSError, ValueError):  # ValueError: not UTF-8, or a null byte in the name
         return None
-    above = [".."] * list(Path(path).absolute().parents).index(folder)
-    own = Path(path).absolute().parent.relative_to(folder).as_posix()
-    return Root(
-        path=beside(path, "/".join(above)), name=folder.name, below="" if own == "." else own
-    )
 
 
-def _has_modes(root: Path) -> bool:
-    """Tell whether any file of a repository is executable."""
-    places = islice(root.rglob("*"), _MOST_NAMES)
-    files = (place for place in places if place.is_file() and ".git" not in place.parts)
-    return any(place.stat().st_mode & _EXECUTABLE for place in files)
-
-
-def read_mode(index: bytes, path: str) -> int | None:
-    """Return the mode that git has for a file; None if the index does not tell.
-
-    An entry of version 2 has 62 bytes before its path, and the mode from the 25th on.
-    """
-    name = path.encode()
-    if index[:8] != b"DIRC\0\0\0\2":
-        return None
-    at = index.find(name + b"\0")
-    while at != -1:
-        mode = int.from_bytes(index[at - 38 : at - 34], "big")
-        if mode in _MODES:  # else it is the end of another path
-            return mode
-        at = index.find(name + b"\0", at + 1)
-    return None
-
-
-def _lines_below(root: Path, own: Path) -> Iterator[str]:
-    """Yield the lines of scripts and documents that contain the name of a file."""
-    name, read = own.name.encode(), 0
-    for place, folders, names in os.walk(root):
-        folders[:] = sorted(folder for folder in folders if folder not in SKIPPED)
-        for file in (Path(place) / one for one in sorted(names) if _READ.search(one)):
-            text = b"" if file == own else _read_bytes(file)
-            read += len(text)
-            if read > _MOST_BYTES:
-                return
-            if name in text:
-                lines = (line for line in text.split(b"\n") if name in line)
-                yield from (line[:_LONGEST_LINE].decode(errors="replace") for line in lines)
-
-
-def _list_repository(root: Path) -> Repository | None:
-    found, read = set[str](), 0
-    modules = root / ".gitmodules"
-    submodules = set(read_submodules(_read_bytes(modules).decode(errors="replace")))
-    unlisted = {*SKIPPED, *submodules}
+def _list_repository(root: str) -> Repository | None:
+    found, hidden, read = set[str](), list[str](), 0
     for place, folders, names in os.walk(root):
         read += len(folders) + len(names)
-        here = "" if place == str(root) else f"{os.path.relpath(place, root)}/"
-        known = folders or names or f"/{here.rstrip('/')}" in submodules
-        if read > _MOST_NAMES or (modules.exists() and not known):
+        if read > _MOST_NAMES:
             return None
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
-        folders[:] = [name for name in folders if name not in SKIPPED and name not in links]
-        found.update(f"{here}{name}" for name in (*names, *links))
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        here = "" if place == root else f"{os.path.relpath(place, root)}/"
+        found.update(f"{here}{name}" for name in names)
         found.update(f"{here}{name}/" for name in folders)
-        if ".gitignore" in names:
-            text = _read_bytes(Path(place) / ".gitignore").decode(errors="replace")
-            unlisted.update(read_ignored(text, here))
-    return Repository(name=root.name, paths=frozenset(found), unlisted=frozenset(unlisted))
+        for listed in (name for name in names if name in (".gitignore", ".gitmodules")):
+            text = _load(f"{place}/{listed}") or ""
+            hidden += (f"{here}{one}" for one in read_hidden(text, listed))
+    name = Path(root).absolute().name
+    return Repository(path=root, name=name, paths=frozenset(found), hidden=tuple(hidden))
 
 
-def _read_bytes(path: Path) -> bytes:
-    """Return the content of a file; empty if it is no file, too large, or another user's."""
-    with suppress(OSError):
-        if path.is_file() and path.stat().st_size <= _LARGEST_BYTES:
-            return path.read_bytes()
-    return b""
+def read_hidden(text: str, name: str) -> Iterator[str]:
+    """Yield the patterns in .gitignore, or the folders in .gitmodules."""
+    for line in map(str.strip, text.split("\n")):
+        key, equals, value = line.partition("=")
+        if name == ".gitmodules":
+            line = value.strip() if equals and key.strip() == "path" else ""  # noqa: PLW2901
+        if line and not line.startswith(("#", "!")):
+            yield line.strip("/").removesuffix("/*").removesuffix("/**") or "*"
+
+
+def _hides(pattern: str, path: str, parts: list[str]) -> bool:
+    """Tell whether a pattern matches a path or a folder of it, wherever it starts."""
+    if "/" in pattern:
+        return fnmatchcase(path, f"{pattern}*") or fnmatchcase(path, f"*/{pattern}*")
+    return any(fnmatchcase(part, pattern) for part in parts)
 
 
 def beside(path: str, name: str) -> str:
@@ -249,25 +177,16 @@ def find_file(files: Files, name: str, bases: Iterable[str]) -> str:
 
     Args:
         files: the file system.
-        name: as in the script. It can begin with an unknown variable.
+        name: as in the script.
         bases: scripts beside which it may be, the best guess first; "" for the current directory.
     """
-    places = (beside(base, name) for base in bases)
-    found = next((place for place in places if files.read(place) is not None), "")
-    return found or next(_in_repository(files, name, bases), "")
-
-
-def _in_repository(files: Files, name: str, bases: Iterable[str]) -> Iterator[str]:
-    """Yield the file of the repository that a path names, wherever the repository is."""
-    root = next((root for base in bases if base and (root := files.root(base))), None)
-    if root is None or len(name) > _LONGEST_PATH:
-        return
-    parts = name.split("/")
-    rests = [parts[n:] for n, part in enumerate(parts, start=1) if part == root.name]
-    if parts[0] == _SUBMITTED_FROM:
-        rests = [parts[1:]]
-    elif parts[0] not in ("", "..", "~") and "$" not in name:
-        rests.append(parts)
-    for place in (os.path.normpath("/".join([root.path, *rest])) for rest in rests):
-        if files.read(place) is not None:
-            yield place
+    bases = tuple(bases)
+    name = os.path.expanduser(name.removeprefix(_SUBMITTED_FROM))  # noqa: PTH111
+    if len(name) > 1000:
+        return ""
+    roots = (root for base in bases[:1] if (root := files.root(base)))
+    places = (
+        *(beside(base, name) for base in bases),
+        *(os.path.normpath(f"{root}/{name}") for root in roots if not name.startswith("/")),
+    )
+    return next((place for place in places if files.read(place) is not None), "")

@@ -86,6 +86,8 @@ class Launch:
     line: int
     command: Command
     """The outermost command, in the job script."""
+    inner: Command
+    """The command of the shell that starts the program itself."""
     amounts: Amounts
     """Resources of the step, or of the job if there is no step."""
     srun: Mapping[str, Word] | None = None
@@ -97,8 +99,6 @@ class Launch:
     program: Word | None = None
     """The Python file, or the module given with -m."""
     module: bool = False
-    looked_up: bool = False
-    """The program is a bare name, which is looked up in PATH."""
     arguments: tuple[Word, ...] = ()
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
@@ -247,8 +247,7 @@ class _Finder:
         source = self._files.read(place) if place else None
         first = (source or "").split("\n", 1)[0]
         if name.endswith(".py") or (first.startswith("#!") and "python" in first):
-            bare = not told and "/" not in name
-            self._add(command, state, program=words[0], arguments=words[1:], looked_up=bare)
+            self._add(command, state, program=words[0], arguments=words[1:])
         elif source is not None and (told or name.endswith(".sh") or "sh" in first[:30]):
             script = Word(text=source, line=1, text_line=1)
             self._enter(script, path=place, positional=tuple(words[1:]), state=state)
@@ -326,7 +325,6 @@ class _Finder:
         arguments: tuple[Word, ...],
         launcher: Launcher | None = None,
         module: bool = False,
-        looked_up: bool = False,
     ) -> None:
         assert state.command is not None
         self._found.launches.append(
@@ -334,6 +332,7 @@ class _Finder:
                 path=command.path,
                 line=command.line,
                 command=state.command,
+                inner=command,
                 amounts=state.amounts,
                 srun=state.srun,
                 mpi=state.mpi,
@@ -341,7 +340,6 @@ class _Finder:
                 launcher=launcher,
                 program=program,
                 module=module,
-                looked_up=looked_up,
                 arguments=arguments,
                 variables=state.variables,
             )

@@ -7,91 +7,20 @@ from dataclasses import asdict, replace
 
 from echelon.core.shell import LocalShell
 from echelon.core.shell import Shell as Programs
+from echelon.lint.codes import MERGED
 from echelon.lint.files import Files, Place
-from echelon.lint.generated import CODES, generated_jobs
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import Finding, Hit, Rule, Severity, Span
-from echelon.lint.rules import (
-    addresses,
-    amounts,
-    arguments,
-    commands,
-    cpus,
-    data,
-    devices,
-    directive_lines,
-    environment,
-    exits,
-    failures,
-    frameworks,
-    gradients,
-    hidden,
-    idle,
-    idle_cpus,
-    imports,
-    missing,
-    names,
-    no_gpus,
-    nodes,
-    output,
-    paths,
-    placeholders,
-    pointless,
-    ports,
-    processes,
-    prose,
-    saving,
-    signals,
-    slips,
-    start,
-    statuses,
-    syntax,
-    values,
-    variables,
-    world,
-)
+from echelon.lint.rule import ADVICE, Finding, Hit, Rule, Severity, Span
+from echelon.lint.rules import THEMES
+from echelon.lint.script import Script, read_script
 from echelon.lint.source import clean
-from echelon.lint.subject import Subject, read_subject
-from echelon.lint.unfinished import is_filled_in, is_unfinished
 
-THEMES = {
-    "`#SBATCH` directives": (
-        directive_lines,
-        amounts,
-        values,
-        no_gpus,
-        placeholders,
-        pointless,
-    ),
-    "Launching": (
-        start,
-        idle,
-        devices,
-        nodes,
-        arguments,
-        commands,
-        syntax,
-        paths,
-        missing,
-        prose,
-        frameworks,
-    ),
-    "Rendezvous and variables": (ports, addresses, world, variables, slips),
-    "CPUs and environment variables": (cpus, idle_cpus, environment),
-    "Output and failures": (output, failures, statuses, exits, signals),
-    "Python scripts": (data, gradients, saving, processes, names, hidden, imports),
-}
 RULES: tuple[Rule, ...] = tuple(
-    sorted(
-        (rule for modules in THEMES.values() for module in modules for rule in module.RULES),
-        key=lambda rule: rule.code,
-    )
+    sorted((rule for rules in THEMES.values() for rule in rules), key=lambda rule: rule.code)
 )
-
-_IN_ANY_FILE = frozenset({"E108", "E109"})
-"""Rules about line endings and the byte order mark, which remain when a script is completed."""
-_OF_VALUES = frozenset({"E113", "E116", "E210", "E215"})
-"""Rules about values and paths, which a program that completes a script may replace."""
+_ORDER = list(Severity)
+_OF_FILE = "E101"
+"""The rule about line endings and the byte order mark, whose edits come before all others."""
 _IGNORE = pattern(
     r"#\s*echelon:\s*ignore(?P<whole>-file)?\b(?P<codes>\s+E\d+(?:[\s,]+E\d+)*)?",
     re.IGNORECASE,
@@ -99,7 +28,7 @@ _IGNORE = pattern(
 
 
 def lint(text: str, *, path: str, files: Files, programs: Programs | None = None) -> list[Finding]:
-    """Return the findings for a script and the files it starts, sorted by file and line.
+    """Return the findings for a script and the files it starts: errors first, then by line.
 
     Args:
         text: the script.
@@ -107,91 +36,40 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
         files: the file system.
         programs: the shell that runs `bash -n` and `sinfo`; None for the real one.
     """
-    programs = programs or LocalShell()
-    subject = read_subject(text, path=path, files=files, programs=programs)
-    texts = _texts(subject)
+    script = read_script(text, path=path, files=files, programs=programs or LocalShell())
+    texts = _texts(script)
     ignored = _Ignored(texts)
-    findings = _find(subject, texts, ignored)
-    for inner in generated_jobs(subject.text) if subject.shells else ():
-        written = read_subject(inner, path=path, files=files, programs=programs)
-        found = (f for f in _find(written, _texts(written), ignored) if f.path == path)
-        findings += [_in_generated(f) for f in found if f.code in CODES]
-    return sorted(findings, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
-
-
-def _in_generated(finding: Finding) -> Finding:
-    """Return a finding in a here-document, whose script is not the one that the fix may mean."""
-    fix = finding.fix.replace("near the top of the script", "near the top of the generated script")
-    return replace(finding, fix=fix, edits=())
-
-
-def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> list[Finding]:
-    unclear = {shell.path for shell in subject.shells if shell.suspect or shell.too_deep}
-    # Columns count in the text without these, so the other edits follow when they are gone.
-    dirty = {path for path in texts if clean(raw := _raw(subject, path)) != raw}
     found: dict[tuple[str, ...], list[tuple[Span, Hit]]] = {}
     for rule in RULES:
-        for hit in hits(rule, subject):
+        for hit in hits(rule, script):
             span = _span(hit, texts.get(hit.at.path, "").split("\n"))
-            if ignored(hit.at.path, span, rule.code):
-                continue
-            cleans = rule.code in ("E108", "E109")
-            directive = rule.code.startswith("E1")
-            if (hit.at.path in dirty and not cleans) or (hit.at.path in unclear and not directive):
-                hit = replace(hit, edits=())  # noqa: PLW2901
-            severity = hit.severity or rule.severity
-            found.setdefault((rule.code, hit.at.path, severity, hit.what), []).append((span, hit))
-    findings = _before_stops([_merged(key, same) for key, same in found.items()])
-    return _certain(subject, _without_followers(subject, findings))
+            if not ignored(hit.at.path, span, rule.code):
+                severity = ADVICE if script.is_template else hit.severity or rule.severity
+                kept = _with_certain_edits(script, rule, hit)
+                key = (rule.code, hit.at.path, severity, hit.what)
+                found.setdefault(key, []).append((span, kept))
+    findings = [_merged(key, same) for key, same in found.items()]
+    return sorted(
+        findings, key=lambda f: (_ORDER.index(f.severity), f.path != path, f.path, f.line, f.code)
+    )
 
 
-def _certain(subject: Subject, findings: list[Finding]) -> list[Finding]:
-    """Lower the findings of a script that another program, or a person, completes first."""
-    doubtful = [f for f in findings if f.path == subject.path and _is_of_finished(f)]
-    if not subject.shells or not doubtful:
-        return findings
-    told = (subject.path, subject.text, subject.files)
-    if not is_unfinished(*told):
-        return findings
-    filled_in = is_filled_in(*told)
-    return [_lowered(f, filled_in=filled_in) if f in doubtful else f for f in findings]
+def hits(rule: Rule, script: Script) -> Iterator[Hit]:
+    """Yield what a rule finds; too deep an expression does not stop the other rules."""
+    with suppress(RecursionError):
+        yield from rule.check(script)
 
 
-def _is_of_finished(finding: Finding) -> bool:
-    """Tell whether a finding is certain only in a finished script."""
-    error = finding.severity is Severity.ERROR and finding.code not in _IN_ANY_FILE
-    return error or (finding.code in _OF_VALUES and finding.severity is Severity.WARNING)
-
-
-def _lowered(finding: Finding, *, filled_in: bool) -> Finding:
-    if finding.code in _OF_VALUES and filled_in:
-        return replace(finding, severity=Severity.ADVICE)
-    if finding.severity is Severity.ERROR:
-        return replace(finding, severity=Severity.WARNING)
-    return finding
-
-
-def _before_stops(findings: list[Finding]) -> list[Finding]:
-    """Leave out commands that bash does not reach, because it stops at a syntax error before."""
-    errors = (f for f in findings if f.code == "E210" and f.severity is Severity.ERROR)
-    stops = {finding.path: finding.line for finding in errors}
-    return [f for f in findings if f.code[:2] == "E1" or f.line <= stops.get(f.path, f.line)]
-
-
-def _without_followers(subject: Subject, findings: list[Finding]) -> list[Finding]:
-    """Lower the errors of commands that do not run, because of an error of the whole script."""
-    errors = [f for f in findings if f.severity is Severity.ERROR]
-    stopped = {f.path for f in errors if f.code == "E210"}
-    rejected = any(f.code == "E101" and f.path == subject.path for f in errors)
-    return [
-        replace(finding, severity=Severity.WARNING)
-        if finding in errors
-        and (rejected or finding.path in stopped)
-        and finding.code[:2] != "E1"
-        and finding.code != "E210"
-        else finding
-        for finding in findings
-    ]
+def _with_certain_edits(script: Script, rule: Rule, hit: Hit) -> Hit:
+    """Leave out the edits of a file that the parser may have misread, or that has others first."""
+    if not hit.edits or rule.code == _OF_FILE:
+        return hit
+    path = hit.at.path
+    raw = script.raw_text if path == script.path else script.files.read(path) or ""
+    unclear = any(s.suspect or s.too_deep for s in script.shells if s.path == path)
+    directive = rule.code.startswith("E1")
+    # Columns count in the text without carriage returns, so the other edits follow later.
+    return replace(hit, edits=()) if clean(raw) != raw or (unclear and not directive) else hit
 
 
 def _merged(key: tuple[str, ...], same: list[tuple[Span, Hit]]) -> Finding:
@@ -220,25 +98,15 @@ def _span(hit: Hit, lines: list[str]) -> Span:
     return Span(line=line, column=start + 1, end_line=line, end_column=max(start, len(text)) + 1)
 
 
-def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
-    """Yield what a rule finds; too deep an expression does not stop the other rules."""
-    with suppress(RecursionError):
-        yield from rule.check(subject)
-
-
-def _texts(subject: Subject) -> dict[str, str]:
+def _texts(script: Script) -> dict[str, str]:
     """Return the text of each file that was read, by path."""
-    texts = {subject.path: subject.text}
-    texts |= {python.path: python.text for python in subject.pythons}
-    texts |= {path: text for path, text in subject.unread if path not in texts}
-    for shell in subject.shells:
+    texts = {script.path: script.text}
+    texts |= {python.path: python.text for python in script.pythons}
+    texts |= {path: text for path, text in script.unread if path not in texts}
+    for shell in script.shells:
         if shell.path not in texts:
-            texts[shell.path] = clean(subject.files.read(shell.path) or shell.text)
+            texts[shell.path] = clean(script.files.read(shell.path) or shell.text)
     return texts
-
-
-def _raw(subject: Subject, path: str) -> str:
-    return subject.raw_text if path == subject.path else subject.files.read(path) or ""
 
 
 class _Ignored:
@@ -252,7 +120,8 @@ class _Ignored:
                 continue
             for number, line in enumerate(text.split("\n"), start=1):
                 match = _IGNORE.search(line)
-                codes = set(re.findall(r"E\d+", (match["codes"] or "").upper())) if match else set()
+                named = re.findall(r"E\d+", (match["codes"] or "").upper()) if match else []
+                codes = {MERGED.get(code, code) for code in named}
                 if match and match["whole"]:
                     self._files.setdefault(path, set()).update(codes or {""})
                 for place in (number, number + 1) if codes else ():
@@ -264,4 +133,5 @@ class _Ignored:
 
 
 def find_rule(code: str) -> Rule | None:
-    return next((rule for rule in RULES if rule.code == code.upper()), None)
+    code = code.upper()
+    return next((rule for rule in RULES if rule.code == MERGED.get(code, code)), None)

@@ -1,63 +1,83 @@
-"""A Python script as the rules use it: calls by name, and the origin of values.
+"""A Python script as the rules use it: its tree, its calls by name, and what it imports.
 
 Rules check the script itself. Imported modules are only searched for words, because they may do
 what the script does not.
 """
 
 import ast
-import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from echelon.lint.files import Files, Place, beside
 from echelon.lint.patterns import pattern
 
 _MOST_MODULES = 20
-_MOST_PARTS = 60
 _MOST_KEPT = 32
 """Scripts to keep, because several jobs often start the same one."""
 _IMPORT = pattern(
-    r"^[ \t]*(?:from[ \t]+\.*([\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n#(]*))"
-    r"|import[ \t]+([^\n#]*))",
-    re.MULTILINE,
+    r"(?m)^[ \t]*(?:from[ \t]+\.*([\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n#(]*))"
+    r"|import[ \t]+([^\n#]*))"
 )
 _NAME = pattern(r"[\w.]+")
-_OF_INTEREST = ("DistributedSampler", "torch.save", "init_process_group", "shuffle=True")
-"""Words in imported modules that the rules have something to say about."""
 _PARSER = "ArgumentParser("
-_DEEPEST = 4
-"""Maximum number of names to follow."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _T = TypeVar("_T")
-_ALSO_BIND = (ast.AnnAssign, ast.NamedExpr, ast.AugAssign)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PythonScript:
+    """Most rules need few of its properties, so they are computed when they are first used."""
+
     path: str
     text: str
     tree: ast.Module
-    nodes: tuple[ast.AST, ...]
-    """All nodes of the tree."""
-    assigned: dict[str, list[ast.expr]]
-    """Values by the text of the name or attribute they are assigned to."""
-    passed: dict[str, list[ast.expr]]
-    """Values by the name of the attribute or keyword argument that they are given to."""
-    functions: dict[str, list[Function]]
-    """Functions that it defines, by name."""
-    called: dict[str, list[ast.Call]]
-    """Calls by the last part of the function name."""
-    parents: dict[ast.AST, ast.AST]
-    """The parent of each node."""
     neighbours: str
     """The text of the local modules that it imports."""
-    modules: "tuple[PythonScript, ...]" = ()
-    """The local modules that it imports itself."""
     parser_module: "PythonScript | None" = None
     """The local module that has the only argparse parser, if the script imports it itself."""
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, level by level."""
+        nodes: list[ast.AST] = [self.tree]
+        for node in nodes:  # grows on the way
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if isinstance(value, ast.AST):
+                    nodes.append(value)
+                elif isinstance(value, list):
+                    nodes += [child for child in value if isinstance(child, ast.AST)]
+        return tuple(nodes)
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The parent of each node."""
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def assigned(self) -> dict[str, list[ast.expr]]:
+        """Values by the text of the name or attribute they are assigned to."""
+        found: dict[str, list[ast.expr]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    found.setdefault(unparse(target), []).append(node.value)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                found.setdefault(unparse(node.target), []).append(node.value)
+        return found
+
+    @cached_property
+    def functions(self) -> dict[str, list[Function]]:
+        """Functions that it defines, by name."""
+        return _grouped((n.name, n) for n in self.nodes if isinstance(n, Function))
+
+    @cached_property
+    def called(self) -> dict[str, list[ast.Call]]:
+        """Calls by the last part of the function name."""
+        return _grouped((last_name(n.func), n) for n in self.nodes if isinstance(n, ast.Call))
 
     def at(self, node: ast.stmt | ast.expr | ast.keyword) -> Place:
         end = node.end_lineno or node.lineno
@@ -84,13 +104,18 @@ class PythonScript:
         return any(word in self.text or word in self.neighbours for word in words)
 
     @property
+    def whole(self) -> str:
+        """The script and the local modules that it imports."""
+        return f"{self.text}\n{self.neighbours}"
+
+    @property
     def is_distributed(self) -> bool:
         return bool(self.calls("init_process_group"))
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def parse_python(
-    text: str, *, path: str, files: Files, importer: str | None = None
+    text: str, *, path: str, files: Files, imported: bool = False
 ) -> PythonScript | None:
     """Return a script; None if this Python version cannot parse it.
 
@@ -98,65 +123,28 @@ def parse_python(
         text: the script.
         path: where it is.
         files: where imported modules are.
-        importer: for a module, the text of the script that imports it and of its other modules.
+        imported: it is a module, whose own imports are not read.
     """
     text = text.removeprefix("\ufeff")  # Python accepts a byte order mark
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as invalid escapes in strings
             tree = ast.parse(text)
-            nodes, parents = _walk(tree)
-            assigned = _grouped((unparse(to), value) for n in nodes for to, value in _bound(n))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    keywords = ((n.arg, n.value) for n in nodes if isinstance(n, ast.keyword) and n.arg)
-    attributes = (
-        (name.rpartition(".")[2], value)
-        for name, values in assigned.items()
-        if "." in name
-        for value in values
-    )
-    found = list(_neighbours(text, path, files)) if importer is None else []
-    neighbours = "\n".join(other for _, other, _ in found) if importer is None else importer
-    parsed = (
-        parse_python(other, path=place, files=files, importer=f"{text}\n{neighbours}")
-        for place, other, direct in found
-        if direct and any(word in other for word in _OF_INTEREST)
-    )
+    found = [] if imported else list(_neighbours(text, path, files))
     elsewhere = [(place, other) for place, other, direct in found if direct and _PARSER in other]
     parser_module = None
-    if _PARSER not in text and elsewhere and neighbours.count(_PARSER) == 1:
+    if _PARSER not in text and elsewhere and sum(o.count(_PARSER) for _, o, _ in found) == 1:
         place, other = elsewhere[0]
-        parser_module = parse_python(other, path=place, files=files, importer=text)
+        parser_module = parse_python(other, path=place, files=files, imported=True)
     return PythonScript(
         path=path,
         text=text,
         tree=tree,
-        nodes=nodes,
-        assigned=assigned,
-        passed=_grouped((*attributes, *keywords)),
-        functions=_grouped((n.name, n) for n in nodes if isinstance(n, Function)),
-        called=_grouped((last_name(n.func), n) for n in nodes if isinstance(n, ast.Call)),
-        parents=parents,
-        neighbours=neighbours,
-        modules=tuple(module for module in parsed if module is not None),
+        neighbours="\n".join(other for _, other, _ in found),
         parser_module=parser_module,
     )
-
-
-def _walk(tree: ast.Module) -> tuple[tuple[ast.AST, ...], dict[ast.AST, ast.AST]]:
-    """Return all nodes of a tree, level by level, and the parent of each."""
-    nodes: list[ast.AST] = [tree]
-    parents: dict[ast.AST, ast.AST] = {}
-    for node in nodes:  # grows on the way
-        for name in node._fields:
-            value = getattr(node, name, None)
-            children = value if isinstance(value, list) else (value,)
-            for child in children:
-                if isinstance(child, ast.AST):
-                    nodes.append(child)
-                    parents[child] = node
-    return tuple(nodes), parents
 
 
 def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:
@@ -164,28 +152,6 @@ def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:
     for name, value in pairs:
         found.setdefault(name, []).append(value)
     return found
-
-
-def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the targets and values that a node binds, also in `a, b = …` and `with … as a`."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            yield from _pairs(target, node.value)
-    elif isinstance(node, _ALSO_BIND) and node.value is not None:
-        yield node.target, node.value
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        yield from _pairs(node.optional_vars, node.context_expr)
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    yield target, value
-    if not isinstance(target, ast.Tuple | ast.List):
-        return
-    values = [value] * len(target.elts)
-    if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
-        values = value.elts
-    for part, of in zip(target.elts, values, strict=True):
-        yield from _pairs(part, of)
 
 
 def _neighbours(script: str, path: str, files: Files) -> Iterator[tuple[str, str, bool]]:
@@ -260,30 +226,6 @@ def has_spread(call: ast.Call) -> bool:
 def constant(node: ast.AST | None) -> object:
     """Return the value of a literal; None for any other node."""
     return node.value if isinstance(node, ast.Constant) else None
-
-
-def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
-    """Return the values assigned to a name or attribute; for other nodes, the node itself."""
-    if not isinstance(node, ast.Name | ast.Attribute):
-        return [node]
-    return script.assigned.get(unparse(node), [])
-
-
-def origin(script: PythonScript, node: ast.expr | None) -> str:
-    """Return the text of an expression and of all values it is derived from; empty for None."""
-    parts, seen, waiting = list[str](), set[str](), [(node, 0)] if node is not None else []
-    while waiting and len(parts) < _MOST_PARTS:
-        current, depth = waiting.pop(0)
-        text = unparse(current)
-        if text in seen:
-            continue
-        seen.add(text)
-        parts.append(text)
-        if depth < _DEEPEST:
-            names = (n for n in ast.walk(current) if isinstance(n, ast.Name | ast.Attribute))
-            found = (value for name in names for value in values_of(script, name))
-            waiting += [(value, depth + 1) for value in found if value is not current]
-    return " ; ".join(parts)
 
 
 # --- position of a node ---------------------------------------------------------------------

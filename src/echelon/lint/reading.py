@@ -36,6 +36,8 @@ _SIMPLE = pattern(r"[\w./-]+(?:\s|$)")
 _OPERATOR = pattern(r"[|;&<>`]|\$\(")
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000
+_FEW = 20
+"""Words to keep of each command when the work of a script exceeds the limit."""
 _LONGEST_PIPE = 20
 _TREES = 4
 """How many syntax trees to keep."""
@@ -108,8 +110,6 @@ class _Context:
 
     certain: bool = True
     looped: bool = False
-    repeated: bool = False
-    unchecked: bool = True
     function: str = ""
     substituted: bool = False
     background: bool = False
@@ -164,10 +164,10 @@ class _Reader:
         )
 
     def read(self) -> None:
-        tree = _parser().parse(self._source.shown)
-        self._suspect = tree.root_node.has_error or bool(_UNFILLED.search(self._text))
-        self._names_read.update(_names_read(tree.root_node, self._source))
-        children = tree.root_node.children
+        root = parse_bash(self._text).root
+        self._suspect = root.has_error or bool(_UNFILLED.search(self._text))
+        self._names_read.update(_names_read(root, self._source))
+        children = root.children
         for number, child in enumerate(children):
             if child.type == "command" and self._source.text(child).split()[:1] == ["exit"]:
                 children = children[: number + 1]  # bash does not read on
@@ -183,7 +183,7 @@ class _Reader:
             return
         if node.type in _LOOPS:
             looped = node.type != "while_statement" and (context.certain or context.looped)
-            context = replace(context, certain=False, looped=looped, repeated=True)
+            context = replace(context, certain=False, looped=looped)
             if (name := node.child_by_field_name("variable")) is not None:
                 unknown = Word(
                     text=f"${self._source.text(name)}", line=self._line(node), known=False
@@ -191,12 +191,7 @@ class _Reader:
                 self._scope.assign(self._source.text(name), unknown, certain=False)
         elif node.type in _BRANCHES:
             context = replace(context, certain=False, looped=False)
-        kinds = [child.type for child in node.children]
-        tested = kinds.index("then") if "then" in kinds else 0  # the condition is before it
-        self._walk_all(node.children[:tested], replace(context, unchecked=False))
-        if node.type in ("while_statement", "negated_command"):
-            context = replace(context, unchecked=False)
-        self._walk_all(node.children[tested:], context)
+        self._walk_all(node.children, context)
 
     def _walk_all(self, children: list[Node], context: _Context) -> None:
         for child, after in zip_longest(children, children[1:]):
@@ -216,18 +211,15 @@ class _Reader:
             function = self._source.text(name) if name is not None else "?"
             self.walk(
                 body,
-                replace(context, function=function, certain=False, looped=False, unchecked=False),
+                replace(context, function=function, certain=False, looped=False),
             )
         self._scope.positional = positional
 
     def _walk_list(self, node: Node, context: _Context) -> None:
         """Read a && b || c: the commands after the first may not run."""
-        alternatives = "||" in {c.type for c in node.children}
         for number, child in enumerate(node.children):
             certain = context.certain and number == 0
-            unchecked = context.unchecked and not alternatives
-            inner = replace(context, certain=certain, looped=False, unchecked=unchecked)
-            self.walk(child, inner)
+            self.walk(child, replace(context, certain=certain, looped=False))
 
     def _walk_pipeline(self, node: Node, context: _Context) -> None:
         parts = [child for child in node.children if child.is_named]
@@ -241,7 +233,6 @@ class _Reader:
                 piped=piped,
                 certain=False,
                 looped=False,
-                unchecked=context.unchecked and number == len(parts) - 1,
             )
             self.walk(part, inner)
 
@@ -404,14 +395,26 @@ class _Reader:
         words = options + [w for child in name.children for w in self._words.word(child)]
         words += [*self._arguments(node), *context.more]
         if words:
-            self._add(words, own, options[0].line if options else self._line(name), context)
+            line = options[0].line if options else self._line(name)
+            self._add(words, own, line, context, node.start_byte)
 
-    def _add(self, words: list[Word], own: list[Assignment], line: int, context: _Context) -> None:
+    def _add(
+        self,
+        words: list[Word],
+        own: list[Assignment],
+        line: int,
+        context: _Context,
+        start: int = 0,
+    ) -> None:
         parts = (part for word in _evaluated(words) for part in word.split())
+        most = _LONGEST_COMMAND if self._scope.spend(0, len(words)) else _FEW
+        shown = tuple(islice(parts, most)) or tuple(words)
+        self._scope.spend(0, len(shown))
         command = Command(
-            words=tuple(islice(parts, _LONGEST_COMMAND)) or tuple(words),
+            words=shown,
             path=self._path,
             line=line,
+            start=start,
             where=self._where,
             assignments=tuple(own),
             background=context.background,
@@ -419,8 +422,6 @@ class _Reader:
             piped=context.piped,
             certain=context.certain,
             looped=context.looped,
-            repeated=context.repeated,
-            unchecked=context.unchecked,
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,

@@ -1,20 +1,23 @@
-"""Rules and their findings: a rule has a code, a check, an explanation and an example.
+"""Rules and their findings.
 
-`echelon lint --explain` prints the example, and the tests run the check on it. An example is a
-diff: its lines begin with a space, with `-` if they have the problem, or with `+` if they fix it.
-`# <- here` marks the line of the finding. An example can have several files: `--- name` starts the
-next one. The first one is job.sh if it has no such line.
+A rule is a function that yields hits. Its docstring is what `echelon lint --explain` prints: the
+problem, why it is one, and an example. An example is a diff: its lines begin with a space, with `-`
+if they have the problem, or with `+` if they fix it. `# <- here` marks the line of the finding.
+`--- name` starts another file; the first one is job.sh. The tests run the rule on both sides.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Protocol
 
 from echelon.core.frozen import frozen
 from echelon.lint.edits import Edit
-from echelon.lint.subject import Subject
+from echelon.lint.script import Script
 
 _HERE = "    # <- here"
+_EXAMPLE = "\nExample:\n"
+_INDENT = 4
 
 
 class Severity(StrEnum):
@@ -53,7 +56,7 @@ class Hit:
     severity: Severity | None = None
     """Set if it is lower than the rule's own severity."""
     edits: tuple[Edit, ...] = ()
-    """The fix as edits of the file, if it is safe."""
+    """The fix as edits of the file, if it is certain."""
 
 
 @frozen
@@ -82,7 +85,7 @@ class Finding:
     also: tuple[Span, ...] = ()
     """Further places with the same problem."""
     edits: tuple[Edit, ...] = ()
-    """The fix as edits of the file, if it is safe."""
+    """The fix as edits of the file, if it is certain."""
 
     @property
     def lines(self) -> list[int]:
@@ -96,11 +99,13 @@ class Rule:
     title: str
     """The problem in a few words."""
     severity: Severity
-    check: Callable[[Subject], Iterator[Hit]]
+    check: Callable[[Script], Iterator[Hit]]
     why: str
     """Why this is a problem, in two or three sentences."""
     example: str
     """A script with this problem and no other, and its fix, as a diff."""
+    off: bool = False
+    """Reported only if it is selected."""
 
     @property
     def bad(self) -> str:
@@ -112,3 +117,26 @@ class Rule:
         lines = self.example.split("\n")[:-1]
         fixed = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
         return fixed.replace(_HERE, "")
+
+
+Check = Callable[[Script], Iterator[Hit]]
+
+
+def rule(code: str, severity: Severity, *, off: bool = False) -> Callable[[Check], Rule]:
+    """Make a rule of a function, whose docstring has its title, its reason and its example."""
+
+    def make(check: Check) -> Rule:
+        text, _, example = inspect.cleandoc(check.__doc__ or "").partition(_EXAMPLE)
+        title, _, why = text.partition("\n\n")
+        lines = (line[_INDENT:] for line in example.strip("\n").split("\n"))
+        return Rule(
+            code=code,
+            title=title.rstrip("."),
+            severity=severity,
+            check=check,
+            why=" ".join(why.split()),
+            example="".join(f"{line or ' '}\n" for line in lines),
+            off=off,
+        )
+
+    return make

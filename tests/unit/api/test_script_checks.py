@@ -7,12 +7,6 @@ import pytest
 
 from echelon.cli import main
 
-SHARES = """\
-import os
-from torch.utils.data import DistributedSampler
-DistributedSampler([1], num_replicas=2, rank=int(os.environ["LOCAL_RANK"]))
-"""
-
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch, capsys):
@@ -39,11 +33,6 @@ def test_an_error_that_may_not_be_reached_is_mentioned(submit):
     assert code == 0
     assert "warning: " in err
     assert "E626" in err
-
-
-def test_errors_of_several_ranks_matter_for_several(submit):
-    assert "E603" in submit(SHARES, "--procs", "2")[1]
-    assert submit(SHARES, "--procs", "1") == (0, "")
 
 
 def test_a_good_script_is_not_mentioned(submit):

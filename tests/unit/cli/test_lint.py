@@ -29,7 +29,8 @@ def test_a_finding_has_a_position_and_a_fix(script, capsys):
     assert main.run(["lint", script(BAD)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "job.sh:2:1: E111 error: '16Go' is not a valid memory size. sbatch rejects the script."
+        "job.sh:2:1: E104 error: '16Go' is not a valid value of `--mem` (a whole number with K, M, "
+        "G or T). sbatch rejects the script."
     )
     assert lines[1] == "    #SBATCH --mem=16G"
     assert lines[2].startswith("job.sh:4:1: E406 warning: ")
@@ -52,7 +53,39 @@ def test_warnings_fail_only_if_strict(script, capsys):
 def test_advice_does_not_change_the_exit_status(script, capsys):
     text = "#!/bin/bash\n#SBATCH --mail-user=[me]\npython x.py\n"
     assert main.run(["lint", script(text)]) == 0
+    assert "no problems found" in capsys.readouterr().out
+    assert main.run(["lint", "--severity", "advice", "job.sh"]) == 0
     assert "E116 advice" in capsys.readouterr().out
+    assert main.run(["lint", "--select", "E116", "job.sh"]) == 0
+    assert "E116 advice" in capsys.readouterr().out
+
+
+def test_errors_come_first(script, capsys):
+    text = f"{BAD}#SBATCH --time=1\n".replace("--mem=16Go", "--mem=16G")
+    assert main.run(["lint", script(text)]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("job.sh")]
+    assert ["E102" in lines[0], "E406" in lines[1]] == [True, True]
+
+
+def test_a_rule_that_is_off_is_reported_if_selected(script, capsys):
+    text = "#!/bin/bash\n#SBATCH --nodes=1\npython x.py\n"
+    assert main.run(["lint", "--severity", "advice", script(text)]) == 0
+    assert "E119" not in capsys.readouterr().out
+    assert main.run(["lint", "--select", "E119", "job.sh"]) == 0
+    assert "E119 advice" in capsys.readouterr().out
+
+
+def test_a_removed_rule_says_so(script, capsys):
+    for flags in (["--select", "E629", script(BAD)], ["--explain", "e629"]):
+        assert main.run(["lint", *flags]) == 2
+        assert "the rule E629 was removed" in capsys.readouterr().err
+    assert main.run(["lint", "--ignore", "E629", "job.sh"]) == 1
+
+
+def test_a_merged_code_stands_for_the_one_that_has_its_rule(script, capsys):
+    assert main.run(["lint", "--select", "E111", script(BAD)]) == 1
+    assert "E104 error" in capsys.readouterr().out
+    assert main.run(["lint", "--ignore", "E111", "job.sh"]) == 0
 
 
 def test_json(script, capsys):
@@ -62,7 +95,7 @@ def test_json(script, capsys):
         *("code", "path", "line", "column", "end_line", "end_column", "severity", "what", "fix"),
         *("also", "edits"),
     }
-    assert (first["code"], first["line"], first["severity"]) == ("E111", 2, "error")
+    assert (first["code"], first["line"], first["severity"]) == ("E104", 2, "error")
 
 
 @pytest.mark.parametrize("place", ["the line", "the line before"])
@@ -74,18 +107,18 @@ def test_a_comment_ignores_a_code(script, capsys, place):
     )
     text = f"#!/bin/bash\n#SBATCH -G1 -N1 -t9\n{before}export API_KEY=4b1d7c9e{own}\npython x.py\n"
     assert main.run(["lint", "--strict", script(text)]) == 0
-    text = text.replace("ignore E406", "ignore E405, E302")
+    text = text.replace("ignore E406", "ignore E405, E301")
     assert main.run(["lint", "--strict", script(text)]) == 1
 
 
 @pytest.mark.parametrize(
     ("comment", "codes"),
     [
-        ("# echelon: ignore-file E406", ["E111"]),
-        ("# echelon: ignore-file E406, E111", []),
+        ("# echelon: ignore-file E406", ["E104"]),
+        ("# echelon: ignore-file E406, E104", []),
         ("# echelon: ignore-file", []),
-        ("# echelon: ignore", ["E111", "E406"]),
-        ("# echelon: ignore E406", ["E111", "E406"]),
+        ("# echelon: ignore", ["E104", "E406"]),
+        ("# echelon: ignore E406", ["E104", "E406"]),
     ],
 )
 def test_a_comment_ignores_codes_in_a_file(script, capsys, comment, codes):
@@ -96,11 +129,11 @@ def test_a_comment_ignores_codes_in_a_file(script, capsys, comment, codes):
 @pytest.mark.parametrize(
     ("flags", "codes"),
     [
-        (["--select", "E4"], ["E406"]),
-        (["--select", "e111,E3"], ["E111"]),
+        (["--select", "E40"], ["E406"]),
+        (["--select", "e104,E3"], ["E104"]),
         (["--ignore", "E1"], ["E406"]),
-        (["--select", "E1", "--select", "E4", "--ignore", "E406"], ["E111"]),
-        (["--severity", "error"], ["E111"]),
+        (["--select", "E1", "--select", "E4", "--ignore", "E406"], ["E104"]),
+        (["--severity", "error"], ["E104"]),
     ],
 )
 def test_flags_choose_findings(script, capsys, flags, codes):
@@ -112,18 +145,18 @@ def test_flags_choose_findings(script, capsys, flags, codes):
     ("name", "header"), [("echelon.toml", "[lint]"), ("pyproject.toml", "[tool.echelon.lint]")]
 )
 def test_a_project_file_chooses_findings(script, capsys, name, header):
-    script(f'{header}\nignore = ["E111"]\nstrict = true\n', name)
+    script(f'{header}\nignore = ["E104"]\nstrict = true\n', name)
     assert main.run(["lint", "--json", script(BAD)]) == 1
     assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E406"]
     assert main.run(["lint", "--json", "--ignore", "E406", "job.sh"]) == 1
-    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E111"]
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E104"]
     assert main.run(["script", "train.py"]) == 0  # the table is not part of a request
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('ignore = "E111"', "not a list of codes: 'E111'"),
+        ('ignore = "E104"', "not a list of codes: 'E104'"),
         ('ignore = ["E999"]', "unknown rule: E999"),
         ('severity = "high"', "invalid value for --severity: 'high'"),
         ("severity = 1", "'severity' is not a string"),
@@ -176,24 +209,24 @@ def test_fix_and_diff(script, capsys):
     out = capsys.readouterr().out
     assert "-#SBATCH --mem=16Go\n+#SBATCH --mem=16G\n" in out
     assert Path("job.sh").read_text() == BAD
-    assert main.run(["lint", "--diff", "--ignore", "E111", "job.sh"]) == 0
+    assert main.run(["lint", "--diff", "--ignore", "E104", "job.sh"]) == 0
     assert main.run(["lint", "--fix", "job.sh"]) == 0
     assert Path("job.sh").read_text() == BAD.replace("16Go", "16G")
     assert main.run(["lint", "--diff", "job.sh"]) == 0
 
 
 def test_a_fix_keeps_mode_and_other_files(script, capsys):
-    script("loader = DataLoader([], sampler=RandomSampler([]), shuffle=True)\n", "x.py")
-    Path(script(BAD)).chmod(0o750)
+    script("A = 'x'\npython x.py\n", "other.sh")
+    Path(script(f"{BAD}bash other.sh\n")).chmod(0o750)
     main.run(["lint", "--fix", "job.sh"])
     assert Path("job.sh").stat().st_mode & 0o777 == 0o750
-    assert "shuffle" in Path("x.py").read_text()  # not named on the command line
+    assert "A = " in Path("other.sh").read_text()  # not named on the command line
 
 
 def test_stdin(script, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
     assert main.run(["lint", "-"]) == 1
-    assert capsys.readouterr().out.startswith("-:2:1: E111")
+    assert capsys.readouterr().out.startswith("-:2:1: E104")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
     assert main.run(["lint", "--fix", "-"]) == 2
     assert "--diff -" in capsys.readouterr().err

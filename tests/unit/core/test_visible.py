@@ -62,7 +62,7 @@ def test_a_progress_bar_is_shown_as_it_was_last():
 
 def test_neither_command_passes_it_on():
     place = {"path": EVIL, "line": 1, "column": 1, "end_line": 1, "end_column": 2}
-    lint = Finding(code="E111", severity=Severity.ERROR, what=EVIL, fix=EVIL, **place)
+    lint = Finding(code="E104", severity=Severity.ERROR, what=EVIL, fix=EVIL, **place)
     doctors = DoctorsFinding(severity="error", node="n1", check="reach", message=EVIL, fix="-")
     for text in (render_findings([lint], 1), render_doctors([doctors])):
         assert all(one.isprintable() for one in text.replace("\n", ""))

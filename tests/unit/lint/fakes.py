@@ -5,14 +5,16 @@ from pathlib import PurePath
 
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError
-from echelon.lint.files import Root
+from echelon.lint.choosing import Choice
+from echelon.lint.files import Repository
 from echelon.lint.linting import lint
-from echelon.lint.repository import Repository
+
+DEFAULT = Choice()
 
 
-def without_time(findings):
-    """The findings of scripts that leave out the time limit, so as to be short."""
-    return [finding for finding in findings if finding.code != "E119"]
+def by_default(findings):
+    """Return the findings that lint reports unless it is told otherwise."""
+    return [finding for finding in findings if DEFAULT.keeps(finding)]
 
 
 class TextFiles:
@@ -30,23 +32,16 @@ class TextFiles:
         return os.path.normpath(path) in self._folders
 
     def is_executable(self, path):
-        return not path.endswith("plain.sh")
+        return not path.endswith(".sh")
 
-    def root(self, path):
-        if not self._repository:
-            return None
-        return Root(path=".", name="own", below=path.rpartition("/")[0])
+    def root(self, path):  # noqa: ARG002
+        return "." if self._repository else None
 
     def repository(self, path):  # noqa: ARG002
         if not self._repository:
             return None
         above = {f"{folder}/" for path in self._texts for folder in PurePath(path).parents}
-        return Repository(name="own", paths=frozenset({*self._texts, *above} - {"./"}))
-
-    def lines_with(self, path):
-        name = path.rpartition("/")[2]
-        others = (text for other, text in self._texts.items() if other != path)
-        return tuple(line for text in others for line in text.split("\n") if name in line)
+        return Repository(path=".", name="own", paths=frozenset({*self._texts, *above} - {"./"}))
 
 
 class SlurmOf(LocalShell):
@@ -67,8 +62,9 @@ class SlurmOf(LocalShell):
 JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
 
 
-def codes(body, head=JOB, **beside):
+def codes(body, head=JOB, *, version=None, repository=False, **beside):
     """Return the codes and severities of what lint finds in a job script."""
-    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
-    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
+    texts = {f"{name}.py": text for name, text in beside.items()} | {"job.sh": head + body}
+    files = TextFiles(texts, repository=repository)
+    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf(version))
     return [(f.code, str(f.severity)) for f in found]

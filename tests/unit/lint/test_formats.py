@@ -96,7 +96,7 @@ def test_sarif_is_valid(findings):
     run = log["runs"][0]
     rules = run["tool"]["driver"]["rules"]
     assert [rules[r["ruleIndex"]]["id"] for r in run["results"]] == [f.code for f in findings]
-    (memory,) = [r for r in run["results"] if r["ruleId"] == "E111"]
+    (memory,) = [r for r in run["results"] if r["ruleId"] == "E104"]
     assert memory["level"] == "error"
     place = memory["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "a%20b/job.sh"
@@ -127,8 +127,9 @@ def test_github_gets_a_line_for_each_place(findings):
     lines = render_github(findings).split("\n")
     assert len(lines) == sum(len(finding.lines) for finding in findings)
     assert lines[0] == (
-        "::error file=a b/job.sh,line=2,endLine=2,col=1,endColumn=19,title=E111::'16Go' is not a "
-        "valid memory size. sbatch rejects the script.%0A#SBATCH --mem=16G"
+        "::error file=a b/job.sh,line=2,endLine=2,col=1,endColumn=19,title=E104::'16Go' is not a "
+        "valid value of `--mem` (a whole number with K, M, G or T). sbatch rejects the "
+        "script.%0A#SBATCH --mem=16G"
     )
     assert "%25x" in render_github([f for f in findings if f.code == "E502"])
 

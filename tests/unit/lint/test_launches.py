@@ -3,7 +3,7 @@
 import pytest
 
 from echelon.core.shell import FakeShell
-from echelon.lint.subject import read_subject
+from echelon.lint.script import read_script
 from unit.lint.fakes import TextFiles
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
@@ -11,7 +11,7 @@ HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --g
 
 def started(command, **files):
     texts = {name.replace("_", "."): text for name, text in files.items()}
-    subject = read_subject(
+    subject = read_script(
         HEAD + command + "\n", path="job.sh", files=TextFiles(texts), programs=FakeShell()
     )
     return [one.launch for one in subject.started]

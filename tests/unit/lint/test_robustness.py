@@ -1,7 +1,6 @@
 """Lint of texts that are hardly scripts: it neither fails nor loses findings."""
 
 import ast
-import cProfile
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from echelon.core.shell import FakeShell
 from echelon.lint.files import DiskFiles
 from echelon.lint.linting import RULES, hits, lint
 from echelon.lint.rule import Severity
-from echelon.lint.subject import read_subject
-from unit.lint.fakes import SlurmOf, TextFiles
+from echelon.lint.script import read_script
+from unit.lint.fakes import TextFiles
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCRIPTS = [path.read_text() for path in sorted(GOLDEN.glob("lint/*/*.sh"))]
@@ -96,14 +95,15 @@ def checked(text, path="job.sh"):
         assert LEVELS.index(one.severity) >= LEVELS.index(CODES[one.code].severity)
         assert one.what
         assert one.fix
-    assert findings == sorted(findings, key=lambda one: (one.path != path, one.path, one.line))
+    order = [(LEVELS.index(one.severity), one.path != path, one.path, one.line) for one in findings]
+    assert order == sorted(order)
     return findings
 
 
 def in_job(text):
     """Lint a text after a directive with a mistake, which has to be found whatever follows."""
     findings = checked(f"#!/bin/bash\n#SBATCH --mem=16Go\n{text}")
-    assert ("job.sh", 2, "E111") in {(one.path, one.line, one.code) for one in findings}
+    assert ("job.sh", 2, "E104") in {(one.path, one.line, one.code) for one in findings}
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
@@ -169,7 +169,7 @@ NESTED = ["parentheses", "substitutions", "defaults", "branches", "lists", "arit
 def test_bash_that_is_nested_beyond_reason_leaves_the_rest_to_be_checked(kind, count):
     findings = run(f"#!/bin/bash\n#SBATCH --mem=16Go\n{deep_bash(kind, count)}\n")
     told = {(f.code, f.severity) for f in findings}
-    assert {("E111", "error")} <= told <= {("E111", "error"), ("E210", "advice")}
+    assert {("E104", "error")} <= told <= {("E104", "error"), ("E210", "advice")}
 
 
 def test_a_wrapper_that_is_nested_beyond_reason_says_so():
@@ -178,16 +178,16 @@ def test_a_wrapper_that_is_nested_beyond_reason_says_so():
     findings = lint(
         script, path="job.sh", files=files, programs=FakeShell({"bash": "", "sinfo": ""})
     )
-    assert [(f.code, f.path) for f in findings] == [("E111", "job.sh"), ("E210", "w.sh")]
+    assert [(f.code, f.path) for f in findings] == [("E104", "job.sh"), ("E210", "w.sh")]
 
 
 GROUP = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
-END = "\ntorch.save(1, 'a.pt')\ndist.destroy_process_group()\n"
+END = "\nprint(tain)\n"
 
 
 def long_python(kind, count):
     return {
-        "file": "torch.save(2, " + "+".join(["'a'"] * count) + ")",
+        "file": "print(" + "+".join(["'a'"] * count) + ")",
         "sum": "x = " + "+".join(["1"] * count),
         "attributes": "x = dist" + ".a" * count,
         "calls": "if dist" + "()" * count + ":\n    pass",
@@ -202,7 +202,7 @@ LONG = ["file", "sum", "attributes", "calls", "branches", "target"]
 @pytest.mark.parametrize("kind", LONG)
 def test_a_long_expression_leaves_the_rest_to_be_checked(kind):
     findings = run(GROUP + long_python(kind, 1500) + END, "train.py")
-    assert {f.code for f in findings} == {"E611"}
+    assert {f.code for f in findings} == {"E626"}
 
 
 @pytest.mark.parametrize("kind", LONG)
@@ -222,7 +222,7 @@ def test_a_rule_that_overflows_does_not_end_the_others():
 
 def shells(script, **beside):
     files = TextFiles({f"{name}.sh": text for name, text in beside.items()})
-    return read_subject(script, path="job.sh", files=files, programs=FakeShell()).shells
+    return read_script(script, path="job.sh", files=files, programs=FakeShell()).shells
 
 
 JOB = "#!/bin/bash\n#SBATCH --nodes=2\n"
@@ -301,53 +301,5 @@ def test_files_of_a_repository_that_are_no_text(tmp_path, name, kind):
     job = tmp_path / "job.sh"
     job.write_text(script)
     codes = {f.code for f in lint(script, path=str(job), files=DiskFiles())}
-    assert "E111" in codes
+    assert "E104" in codes
     assert "E215" in codes or (kind, name) == ("folder", ".gitmodules")  # a submodule is missing
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "".join(f"python a.py --x {n}\n" for n in range(800)) + "echo done\n",
-        "".join(f"if [ -f a{n} ]; then python a.py | tee b{n}; fi\n" for n in range(100)),
-        "".join(f"f{n}() {{ python a.py; f{n + 1}; }}\n" for n in range(200)) + "f0\n",
-        f"[ {'a' * 50_000} ]\nexport A={'a' * 50_000}\npython a.py\n",
-        f"export {'a=b ' * 5_000}c\npython a.py\n",
-        f'echo "{"$? " * 5_000}"\npython a.py\n',
-    ],
-    ids=["programs", "branches", "functions", "words", "assignments", "statuses"],
-)
-def test_long_scripts_take_no_more_than_some_function_calls(text):
-    counted = cProfile.Profile()
-    counted.enable()
-    lint(f"{JOB}{text}", path="job.sh", files=TextFiles({"a.py": "print(1)\n"}), programs=SlurmOf())
-    counted.disable()
-    assert sum(entry.callcount for entry in counted.getstats()) < 8_000_000
-
-
-_NAMES = "".join(f"    value_{n} = {n}\n" for n in range(1700))
-_DDP = """\
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from models import Model
-dist.init_process_group("nccl")
-rank = dist.get_rank()
-model = DistributedDataParallel(Model())
-"""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"def main():\n{_NAMES}" + "".join(f"    print(valu_{n}x)\n" for n in range(2000)),
-        _DDP + "".join(f"if rank == 0:\n    model({n})\n    print(x{n})\n" for n in range(450)),
-    ],
-    ids=["names", "guards"],
-)
-def test_long_python_takes_no_more_than_some_function_calls(text):
-    counted = cProfile.Profile()
-    counted.enable()
-    files = TextFiles({"a.py": text})
-    lint(f"{JOB}srun -n2 python a.py\n", path="job.sh", files=files, programs=SlurmOf())
-    counted.disable()
-    assert sum(entry.callcount for entry in counted.getstats()) < 8_000_000

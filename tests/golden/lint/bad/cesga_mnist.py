@@ -20,7 +20,7 @@ def train(args, model, device, train_loader, optimizer, epoch):
         loss.backward()
         optimizer.step()
         if batch_idx % args.log_interval == 0:
-            print("epoch {} [{}/{}] loss {:.6f}".format(epoch, batch_idx * len(data), len(train_loader.dataset), loss.item()))  # expect: E607
+            print("epoch {} [{}/{}] loss {:.6f}".format(epoch, batch_idx * len(data), len(train_loader.dataset), loss.item()))
 
 
 def main():
@@ -32,7 +32,7 @@ def main():
     gpus = int(os.environ["SLURM_GPUS_ON_NODE"])
     dist.init_process_group("nccl", rank=rank, world_size=size)
     local_rank = rank - gpus * (rank // gpus)
-    torch.cuda.set_device(local_rank)  # expect: E625
+    torch.cuda.set_device(local_rank)
     data = datasets.MNIST("data", transform=transforms.ToTensor())
     sampler = DistributedSampler(data, num_replicas=size, rank=rank)  # expect: E602
     loader = DataLoader(data, batch_size=64, sampler=sampler)

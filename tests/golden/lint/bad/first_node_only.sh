@@ -1,6 +1,6 @@
 #!/bin/bash
-#SBATCH --account=X   # expect: E116
-#SBATCH --partition=PARTITION_NAME   # expect: E116
+#SBATCH --account=X 
+#SBATCH --partition=PARTITION_NAME 
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:2

@@ -1,7 +1,7 @@
 #!/bin/bash
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=1
-#BATCH --mem=64G  # expect: E103
+#BATCH --mem=64G  # expect: E102
 for seed in 1 2 3; do
   python evaluate.py --seed "$seed"  # expect: E507
 done

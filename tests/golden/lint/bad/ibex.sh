@@ -14,8 +14,8 @@ export PYTHONFAULTHANDLER=1
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 nodes_array=($nodes)
 first="${nodes_array[0]}"
-ip=$(srun -n 1 -N 1 --gpus=1 -w ${first} /bin/hostname -I | cut -d " " -f 2)  # expect: E306
-port=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); print(s.getsockname()[1]); s.close()')  # expect: E304
+ip=$(srun -n 1 -N 1 --gpus=1 -w ${first} /bin/hostname -I | cut -d " " -f 2)
+port=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); print(s.getsockname()[1]); s.close()')
 export OMP_NUM_THREADS=1
 for (( i=0; i< ${SLURM_NNODES}; i++ ))
 do
@@ -23,6 +23,7 @@ do
     python -m torch.distributed.launch --use_env \
     --nproc_per_node=${SLURM_GPUS_PER_NODE} --nnodes=${SLURM_NNODES} --node_rank=${i} \
     --master_addr=${ip} --master_port=${port} \
-    ibex_ddp.py --epochs=10 --num-workers=${SLURM_CPUS_PER_TASK} --batch-size=64 &  # expect: E402
+    ibex_ddp.py --epochs=10 --num-workers=${SLURM_CPUS_PER_TASK} --batch-size=64 &
 done
-wait  # expect: E503
+wait
+# expect E507 at line 22 of ibex.sh

@@ -11,7 +11,7 @@ local_rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group(backend="nccl")
 torch.cuda.set_device(local_rank)
 data = datasets.ImageFolder("train")
-sampler = DistributedSampler(data, num_replicas=dist.get_world_size(), rank=local_rank, shuffle=False)  # expect: E603
+sampler = DistributedSampler(data, num_replicas=dist.get_world_size(), rank=local_rank, shuffle=False)
 loader = DataLoader(data, batch_size=64, sampler=sampler, shuffle=False)
 model = DDP(models.resnet50().cuda(), device_ids=[local_rank])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -22,4 +22,3 @@ for epoch in range(10):
     if dist.get_rank() == 0 and epoch % 10 == 0:
         torch.save(model.state_dict(), f"epoch-{epoch}.pt")
 dist.destroy_process_group()
-# expect E506 at line 9 of ibex.sh

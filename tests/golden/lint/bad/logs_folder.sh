@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --output=nowhere/%x/%j.out  # expect: E501
+#SBATCH --output=nowhere/%x/%j.out
 #SBATCH --error=run.err  # expect: E502
 #SBATCH --array=1-4
 mkdir -p nowhere

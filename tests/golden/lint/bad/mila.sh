@@ -2,11 +2,11 @@
 #SBATCH --nodes=3
 
 #SBATCH --ntasks=3
-#SBATCH --gres=gpu:4  # expect: E117
+#SBATCH --gres=gpu:4
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-gpu=4
 # 16Go per node
-#SBATCH --mem=16Go  # expect: E111
+#SBATCH --mem=16Go  # expect: E104
 #SBATCH --wait-all-nodes=1
 
 ADDRESS=$(hostname)
@@ -18,4 +18,3 @@ srun -l torchrun \
     --rdzv_backend=c10d\
     --rdzv_endpoint=$ADDRESS\
     mila_training.py
-# expect E302 at line 19 of mila.sh

@@ -4,5 +4,5 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --exclusive
 export OMP_NUM_THREADS=4
-soruce env.sh  # expect: E212
+soruce env.sh
 torchrun --standalone --nproc_per_node=2 spawned_twice_main.py

@@ -1,0 +1,109 @@
+"""The names that a Python script reads and never binds, and the lines that it always runs."""
+
+import ast
+import builtins
+from collections.abc import Iterable
+
+from echelon.lint.patterns import pattern
+from echelon.lint.python_script import PythonScript, ancestors, unparse
+
+_OF_MODULES = frozenset(
+    {
+        *("__file__", "__name__", "__doc__", "__builtins__", "__spec__", "__package__"),
+        *("__loader__", "__path__", "__annotations__", "__class__", "__module__", "__qualname__"),
+        # Names that other programs add to the builtins, or that Python 2 has.
+        *("_", "profile", "ic", "display", "get_ipython", "spark", "sc", "dbutils", "snakemake"),
+        *("reload", "execfile", "cmp", "file", "intern", "apply", "buffer", "WindowsError"),
+        *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
+    }
+)
+_UNREADABLE = pattern(
+    r"import\s?\*|builtins?\b|globals\(\)|exec\(|__getattr__|NameError|(?:locals|vars)\(\)|"
+    r"\.install\(|setattr\(sys"
+)
+_STRAIGHT = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_MAYBE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Await, ast.Yield)
+"""Expressions whose parts may not be evaluated."""
+_STAYS = (frozenset(dir(builtins)) - {"exit", "quit", "exec", "eval", "__import__"}) | {
+    *("torch", "numpy", "np", "random", "logging", "time", "math", "json", "warnings", "nn"),
+    *("dist", "F", "Path", "pathlib", "datetime", "platform"),
+}
+"""Functions, and modules whose functions, that do not end the script."""
+_BINDING: dict[type[ast.AST], tuple[str, ...]] = {
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), ("name",)),
+    **dict.fromkeys((ast.ExceptHandler, ast.MatchAs, ast.MatchStar), ("name",)),
+    ast.arg: ("arg",),
+    ast.MatchMapping: ("rest",),
+}
+"""The fields of nodes that bind a name."""
+
+
+def undefined_names(python: PythonScript) -> dict[str, list[ast.Name]]:
+    """Return the names that no scope of a script binds, and where it reads them."""
+    if _UNREADABLE.search(python.text):
+        return {}
+    known = {name for node in python.nodes for name in _bound(node)}
+    known |= set(dir(builtins)) | _OF_MODULES
+    found: dict[str, list[ast.Name]] = {}
+    for node in python.nodes:
+        if not isinstance(node, ast.Name) or node.id in known:
+            continue
+        if not _is_annotation(python, node):
+            found.setdefault(node.id, []).append(node)
+    return found
+
+
+def _bound(node: ast.AST) -> Iterable[str]:
+    """Return the names that a node binds in any scope."""
+    if isinstance(node, ast.Name):
+        return () if isinstance(node.ctx, ast.Load) else (node.id,)
+    if isinstance(node, ast.alias):
+        return ((node.asname or node.name).partition(".")[0],)
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        return node.names
+    names = (getattr(node, field, None) for field in _BINDING.get(type(node), ()))
+    return [name for name in names if name]
+
+
+def _is_annotation(python: PythonScript, node: ast.AST) -> bool:
+    for parent in ancestors(python, node):
+        if isinstance(parent, ast.arg) or getattr(parent, "annotation", None) is node:
+            return True
+        if getattr(parent, "returns", None) is node:
+            return True
+        node = parent
+    return False
+
+
+def _first_name(node: ast.AST) -> str:
+    """Return the name at the start of an expression: `a` for a.b(c)[0]; empty if there is none."""
+    while not isinstance(node, ast.Name):
+        inner = getattr(node, "func", None) or getattr(node, "value", None)
+        if not isinstance(inner, ast.AST):
+            return ""
+        node = inner
+    return node.id
+
+
+def lines_always_run(python: PythonScript) -> frozenset[int]:
+    """Return the lines that run whatever the arguments are: up to the first call or branch."""
+    own = {n.name for n in python.nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    own |= set(python.assigned)
+    lines, waiting = set[int](), list(python.tree.body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.If) and unparse(node.test) == "__name__ == '__main__'":
+            waiting = list(node.body)
+            continue
+        if isinstance(node, _DEFINITIONS):
+            continue
+        if not isinstance(node, _STRAIGHT):
+            break
+        parts = list(ast.walk(node))
+        if not any(isinstance(part, _MAYBE) for part in parts):
+            lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        called = [_first_name(part) for part in parts if isinstance(part, ast.Call)]
+        if any(name in own or name not in _STAYS for name in called):
+            break
+    return frozenset(lines)

@@ -1,0 +1,203 @@
+"""E507: a training whose exit status the job does not show."""
+
+import re
+from collections.abc import Iterator
+
+from tree_sitter import Node
+
+from echelon.core.frozen import frozen
+from echelon.lint.bash import Command, Shell
+from echelon.lint.patterns import pattern
+from echelon.lint.reading import parse_bash
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Severity, rule
+from echelon.lint.script import Script
+
+_HANDLES = pattern(r"\b(?:exit|return|break|continue|kill|scancel|false)\b|\$\?|=")
+"""Text after `||` that does something about a failure."""
+_READS_STATUS = pattern(r"\$\?|\bPIPESTATUS\b")
+_EXITS_WITH_VARIABLE = pattern(r"\b(?:exit|return)\s+[\"']?\$|\bscancel\b|^\s*exec\s")
+_SEQUENCES = {"program", "do_group", "compound_statement", "subshell", "if_statement"}
+_SEQUENCES |= {"elif_clause", "else_clause", "case_item"}
+_NO_STATEMENTS = frozenset({"comment", "function_definition"})
+_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_TRANSPARENT = _LOOPS | {"redirected_statement", "case_statement", "pipeline", "list"}
+"""Nodes that have the status of the command inside, unless a step below says otherwise."""
+_FIX = "set -e -o pipefail  # below the #SBATCH lines, or handle the failure"
+_WAIT = """\
+pids+=($!)  # after each &
+for pid in "${pids[@]}"; do wait "$pid" || exit 1; done  # instead of wait"""
+_MOST = 100
+"""Maximum number of commands to follow in a script."""
+_DEEPEST = 3
+"""Maximum number of functions to follow."""
+
+
+@rule("E507", ERROR)
+def lost_status(script: Script) -> Iterator[Hit]:
+    """Exit status of a training that the job does not show.
+
+    The exit status of a job is that of the last command in its script. After `echo`, `tee`,
+    `|| true` or a `wait` without arguments it is 0 even if the training failed: the job is
+    COMPLETED, and jobs that depend on its success start. `set -e -o pipefail` ends the script at
+    the first failure. A background command that nothing waits for is killed when the script ends.
+
+    Example:
+         #!/bin/bash
+         #SBATCH --nodes=1
+        +set -e -o pipefail
+         python train.py    # <- here
+         echo finished
+    """
+    for shell in script.shells if script.is_job else ():
+        whole = shell is script.batch or script.files.read(shell.path) == shell.text
+        if not whole or shell.suspect or re.search(r"(?m)^\s*trap\b[^\n]*\bERR\b", shell.text):
+            continue
+        work = script.work_in(shell)
+        flow = _Flow(shell, frozenset(c.start for c in work))
+        for command in work[:_MOST]:
+            loss = flow.follow(command, 0)
+            if loss.what:
+                yield Hit(at=command, what=loss.what, fix=loss.fix, severity=loss.severity)
+
+
+@frozen
+class _Loss:
+    what: str
+    """Empty if the script shows or handles the status."""
+    severity: Severity = WARNING
+    fix: str = _FIX
+
+
+_KEPT = _Loss(what="")
+
+
+def _completed(reason: str, fix: str = _FIX) -> _Loss:
+    return _Loss(what=f"The job is COMPLETED even if this command fails: {reason}.", fix=fix)
+
+
+class _Flow:
+    """Follows the status of a command through the nodes that enclose it."""
+
+    def __init__(self, shell: Shell, work: frozenset[int]) -> None:
+        tree = parse_bash(shell.text)
+        self._shell, self._work = shell, work
+        self._root, self._source = tree.root, tree.source
+        self._blocks: dict[int, tuple[list[Node], int]] = {}
+        self._sets = [c for c in shell.commands if c.name == "set" and not c.substituted]
+
+    def follow(self, command: Command, depth: int) -> _Loss:
+        """Return how the status of a command is lost."""
+        begin = command.start
+        node: Node | None = self._root.descendant_for_byte_range(begin, begin)
+        while node is not None and node.type != "command":
+            node = node.parent
+        stops, pending = self._is_on("errexit", begin), _KEPT
+        while node is not None and (parent := node.parent) is not None:
+            if parent.type in _LOOPS and not stops:
+                pending = _Loss(what="If this command fails, the loop continues.", severity=ADVICE)
+            found = self._step(node, parent, stops=stops, depth=depth)
+            if found is not None:
+                return found
+            # `set -e` ignores all but the last command of a list.
+            stops = stops and not (parent.type == "list" and node == parent.named_children[0])
+            node = parent
+        return pending
+
+    def _step(self, node: Node, parent: Node, *, stops: bool, depth: int) -> _Loss | None:
+        """Return what a node does to the status of a part of it; None if it has the same."""
+        kind = parent.type
+        if _is_condition(node, parent):
+            return _KEPT  # the script tests it
+        if kind == "pipeline" and node != parent.named_children[-1]:
+            return self._in_pipe(parent)
+        if kind == "list" and node == parent.named_children[0]:
+            either = "||" in [child.type for child in parent.children]
+            return self._alternative(parent.named_children[-1]) if either else None
+        if kind == "function_definition":
+            return self._called(parent, depth)
+        if kind in _SEQUENCES:
+            return self._before(node, parent, stops=stops)
+        return None if kind in _TRANSPARENT else _KEPT
+
+    def _in_pipe(self, pipe: Node) -> _Loss | None:
+        if self._is_on("pipefail", pipe.start_byte):
+            return None
+        last = self._source.text(pipe.named_children[-1]).split()[0]
+        return _completed(f"the pipe returns the exit status of {last}")
+
+    def _alternative(self, other: Node) -> _Loss:
+        """Return what `|| other` does to the status."""
+        text = self._source.text(other)
+        first = text.split()[0]
+        if _HANDLES.search(text) or first not in ("true", ":", "echo", "printf"):
+            return _KEPT
+        return _completed(f"`{first}` succeeds", fix=f"remove `|| {first}`, and {_FIX}")
+
+    def _before(self, node: Node, parent: Node, *, stops: bool) -> _Loss | None:
+        """Return what the statements after a statement do to its status."""
+        statements, last_exit = self._statements(parent)
+        at = statements.index(node)
+        later = statements[at + 1 :][:1] + statements[at + 1 :][-1:]
+        if node.next_sibling is not None and node.next_sibling.type == "&":
+            return self._in_background(node)
+        texts = [self._source.text(one) for one in later]
+        handled = texts and _READS_STATUS.search(texts[0].split("\n", 1)[0])
+        if stops or handled or last_exit > at:
+            return _KEPT
+        if not later or parent.type == "do_group":
+            return None  # the next round, or what is behind the loop, hides it
+        name, line = texts[-1].split()[0], self._source.line(later[-1].start_byte)
+        if name.startswith("-"):
+            return _KEPT  # a broken continuation
+        if any(later[-1].start_byte <= start < later[-1].end_byte for start in self._work):
+            what = f"If this command fails, the script continues with line {line}."
+            return _Loss(what=what, severity=ADVICE)
+        shown = "`exit 0`" if name == "exit" else name
+        return _completed(f"{shown} (line {line}) succeeds afterwards")
+
+    def _in_background(self, node: Node) -> _Loss:
+        after = [c for c in self._shell.commands if c.start > node.start_byte]
+        waits = [c for c in after if c.name == "wait"]
+        if any(len(c.words) > 1 for c in waits):
+            return _KEPT
+        if waits:
+            return _completed(f"`wait` (line {waits[-1].line}) returns 0", fix=_WAIT)
+        if after[1:] or re.search(r"\b(?:wait|sleep|tail|while|until)\b", self._shell.text):
+            return _KEPT
+        what = (
+            "The job ends when its script ends, and Slurm then kills this command: nothing waits "
+        )
+        return _Loss(what=f"{what}for it.", severity=ERROR, fix=_WAIT)
+
+    def _called(self, definition: Node, depth: int) -> _Loss:
+        """Return how the status is lost where the script calls a function."""
+        name = definition.child_by_field_name("name")
+        called = [c for c in self._shell.commands if name and c.name == self._source.text(name)]
+        return self.follow(called[0], depth + 1) if called and depth < _DEEPEST else _KEPT
+
+    def _is_on(self, setting: str, at: int) -> bool:
+        """Tell whether `set -e` or `set -o pipefail` is in effect at a place."""
+        letters = r"[A-Za-z]*e[A-Za-z]*" if setting == "errexit" else "(?!)"
+        first = self._shell.text.split("\n", 1)[0]
+        state = bool(re.match(rf"#!\S+\s+-{letters}\b", first))
+        for command in self._sets:
+            for word in command.arguments if command.start < at else ():
+                if word.text == setting or re.fullmatch(rf"[-+]{letters}", word.text):
+                    state = not command.words[1].text.startswith("+")
+        return state
+
+    def _statements(self, parent: Node) -> tuple[list[Node], int]:
+        """Return the statements of a sequence, and where the last one exits with a status."""
+        if parent.id not in self._blocks:
+            found = [n for n in parent.named_children if n.type not in _NO_STATEMENTS]
+            texts = map(self._source.text, found)
+            exits = [at for at, text in enumerate(texts) if _EXITS_WITH_VARIABLE.search(text)]
+            self._blocks[parent.id] = found, max(exits, default=-1)
+        return self._blocks[parent.id]
+
+
+def _is_condition(node: Node, parent: Node) -> bool:
+    if parent.type == "negated_command":
+        return True
+    tests = parent.type in ("if_statement", "elif_clause", "while_statement")
+    return tests and node == parent.named_children[0]
