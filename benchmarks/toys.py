@@ -112,3 +112,127 @@ def write_clip(path):
     text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
     config = {"model_cfg": {"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}}
     (path / "open_clip_config.json").write_text(json.dumps(config))
+
+
+def write_llama(path):
+    """Write a tokenizer of words and a small Llama with random weights."""
+    write_tokenizer(path)
+    model = json.loads((path / "tokenizer.json").read_text())
+    words = model["model"]["vocab"]
+    ends = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+    words |= {word: len(words) + number for number, word in enumerate(ends.values())}
+    (path / "tokenizer.json").write_text(json.dumps(model))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    named |= {f"{name}_token": word for name, word in ends.items()}
+    (path / "tokenizer_config.json").write_text(json.dumps(named))
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    size |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    size |= {f"{name}_token_id": words[word] for name, word in ends.items()}
+    _save_model("LlamaForCausalLM", "LlamaConfig", size, path)
+
+
+def write_bert(path):
+    """Write a tokenizer of words and a small BERT with random weights."""
+    path.mkdir(parents=True)
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [f"word{number}" for number in range(50)]
+    (path / "vocab.txt").write_text("\n".join([*marks, *words]) + "\n")
+    named = {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "model_max_length": 64}
+    (path / "tokenizer_config.json").write_text(json.dumps(named))
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    size |= {"num_attention_heads": 2}
+    _save_model("BertForSequenceClassification", "BertConfig", size, path)
+
+
+def _save_model(model, config, size, path):
+    code = (
+        "import json, sys, torch, transformers\n"
+        "torch.manual_seed(0)\n"
+        "config = getattr(transformers, sys.argv[2])(**json.loads(sys.argv[3]))\n"
+        "getattr(transformers, sys.argv[1])(config).save_pretrained(sys.argv[4])\n"
+    )
+    argv = [sys.executable, "-c", code, model, config, json.dumps(size), str(path)]
+    subprocess.run(argv, check=True)
+
+
+def write_texts(path):
+    """Write a dataset of texts, which are also prompts."""
+    path.mkdir(parents=True)
+    chance = random.Random(0)  # noqa: S311  not a secret
+    words = [f"word{number}" for number in range(50)]
+    for name, field, length in (("text", "text", 30), ("prompt", "prompt", 6)):
+        (path / name).mkdir()
+        texts = (" ".join(chance.choices(words, k=length)) for _ in range(2000))
+        lines = [json.dumps({field: text}) + "\n" for text in texts]
+        (path / name / "train.jsonl").write_text("".join(lines))
+
+
+def write_pairs(path):
+    """Write a dataset of labelled pairs of sentences, as GLUE's mrpc."""
+    place = path / "mrpc"
+    place.mkdir(parents=True)
+    chance = random.Random(0)  # noqa: S311  not a secret
+    words = [f"word{number}" for number in range(50)]
+    splits = {"train": 32000, "validation": 64}
+    for split, count in splits.items():
+        rows = [
+            {f"sentence{one}": " ".join(chance.choices(words, k=12)) for one in (1, 2)}
+            | {"label": number % 2, "idx": number}
+            for number in range(count)
+        ]
+        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = "".join(f"  - split: {split}\n    path: mrpc/{split}.jsonl\n" for split in splits)
+    described = f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n"
+    (path / "README.md").write_text(described)
+
+
+def write_metric(path):
+    """Write the module of a metric that `evaluate.load` finds by the name of its folder."""
+    path.mkdir(parents=True)
+    (path / f"{path.name}.py").write_text(
+        "import datasets\nimport evaluate\n"
+        "class Accuracy(evaluate.Metric):\n"
+        "    def _info(self):\n"
+        "        kinds = dict.fromkeys(['predictions', 'references'], datasets.Value('int64'))\n"
+        "        return evaluate.MetricInfo(\n"
+        "            description='', citation='', features=datasets.Features(kinds))\n"
+        "    def _compute(self, predictions, references):\n"
+        "        pairs = list(zip(predictions, references))\n"
+        "        return {'accuracy': sum(a == b for a, b in pairs) / len(pairs)}\n"
+    )
+
+
+def write_cifar(path):
+    """Write random images in the files of CIFAR-10."""
+    place = path / "cifar-10-batches-py"
+    place.mkdir(parents=True)
+    code = (
+        "import numpy, pathlib, pickle, sys\n"
+        "place, chance = pathlib.Path(sys.argv[1]), numpy.random.default_rng(0)\n"
+        "for name in [*(f'data_batch_{n}' for n in range(1, 6)), 'test_batch']:\n"
+        "    images = chance.integers(0, 256, (2000, 3072), dtype=numpy.uint8)\n"
+        "    labels = [number % 10 for number in range(2000)]\n"
+        "    (place / name).write_bytes(pickle.dumps({'data': images, 'labels': labels}))\n"
+        "(place / 'batches.meta').write_bytes(pickle.dumps({'label_names': list('abcdefghij')}))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(place)], check=True)
+
+
+def write_unchecked(path):
+    """Write a sitecustomize that lets torchvision read files with other checksums."""
+    path.mkdir(parents=True)
+    (path / "sitecustomize.py").write_text(
+        "import importlib.util, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name != 'torchvision.datasets.utils': return None\n"
+        "        sys.meta_path.remove(self)\n"
+        "        spec = importlib.util.find_spec(name)\n"
+        "        run = spec.loader.exec_module\n"
+        "        def exec_module(module):\n"
+        "            run(module)\n"
+        "            module.check_integrity = lambda path, md5=None: True\n"
+        "        spec.loader.exec_module = exec_module\n"
+        "        return spec\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )

@@ -44,6 +44,7 @@ LEFT_S = 2.0
 MORE_STEPS = 5
 """Steps between the last checkpoint and the interruption, at least."""
 PACKAGES = ("torch", "torchvision", "lightning", "transformers", "accelerate", "diffusers", "timm")
+PACKAGES += ("trl", "datasets", "deepspeed")
 INTERRUPTIONS = {"killed": 0, "ctrl-c": 0, "killed, restarts": 3}
 """What is done → the number of restarts allowed."""
 LAUNCHERS = ("torchrun", "echelon")
@@ -73,7 +74,8 @@ class Script:
     arguments: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     step: str
-    """Regular expression; the numbers of its groups, weighted, add up to a step."""
+    """Regular expression; the numbers of its groups, weighted, add up to a step. If the script
+    prints no steps, it is empty, and the steps of checkpoints count instead."""
     weights: tuple[float, ...] = (1,)
     unit: str = "steps"
     checkpoint: str = ""
@@ -96,6 +98,10 @@ _LIGHTNING = {
     "repository": "Lightning-AI/pytorch-lightning",
     "commit": "7f0c3436cd3f6ad3753125672024fc415cbcb414",
 }
+_GRPO = (
+    "--num_generations 2 --max_completion_length 8 --save_steps 10 "
+    "--reward_funcs get_soft_overlong_punishment"
+)
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
 
 SCRIPTS = (
@@ -246,6 +252,58 @@ SCRIPTS = (
         toys={"toy": toys.write_clip},
         nodes=2,
     ),
+    *(
+        Script(
+            name=name,
+            repository="huggingface/trl",
+            commit="f2cd57710ae345ea6428ae95363267fcf38a3dc8",
+            folder="trl/scripts",
+            file=f"{name}.py",
+            arguments=(
+                f"--model_name_or_path ../../toy/model --dataset_name ../../toy/data/{data} "
+                "--output_dir out --max_steps 100000 --logging_steps 1 --use_cpu --report_to none "
+                f"--dtype float32 --per_device_train_batch_size 4 {arguments}"
+            ),
+            environ=_OFFLINE,
+            step=r"\b([1-9]\d*)/100000 \[",
+            checkpoint="out/checkpoint-*/trainer_state.json",
+            saved=r"checkpoint-(\d+)",
+            toys={"toy/model": toys.write_llama, "toy/data": toys.write_texts},
+        )
+        for name, data, arguments in (
+            ("sft", "text", "--save_steps 50"),
+            ("grpo", "prompt", _GRPO),
+        )
+    ),
+    Script(
+        name="complete_nlp_example",
+        repository="huggingface/accelerate",
+        commit="16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
+        folder="examples",
+        file="complete_nlp_example.py",
+        arguments="--cpu --checkpointing_steps 10",
+        environ=_OFFLINE,
+        step="",
+        checkpoint="step_*/random_states_1.pkl",
+        saved=r"step_(\d+)",
+        toys={
+            "examples/bert-base-cased": toys.write_bert,
+            "examples/nyu-mll/glue": toys.write_pairs,
+            "examples/glue": toys.write_metric,
+        },
+    ),
+    Script(
+        name="cifar10_deepspeed",
+        repository="deepspeedai/DeepSpeedExamples",
+        commit="45b4b7156c8794a3452a5a7d03dbd8d797068569",
+        folder="training/cifar",
+        file="cifar10_deepspeed.py",
+        arguments="--deepspeed --dtype fp32 --log-interval 1 --epochs 1000",
+        environ={"DS_ACCELERATOR": "cpu", "PYTHONPATH": "../../toy"},
+        step=r"\[ *(\d+), +(\d+)\] loss",
+        weights=(625, 1),
+        toys={"training/cifar/data": toys.write_cifar, "toy": toys.write_unchecked},
+    ),
 )
 
 
@@ -304,6 +362,8 @@ class Trial:
         if self.launcher == "echelon":
             # `echelon run` skips states of a progress bar; the log of the rank has them all.
             self._start_reader(self._follow)
+        if not self.script.step:
+            self._start_reader(self._follow_checkpoints)
 
     def _commands(self, restarts):
         nodes, file = self.script.nodes, self.script.file
@@ -368,7 +428,21 @@ class Trial:
                 read[path] = read.get(path, 0) + sum(map(len, whole))
             time.sleep(0.01)
 
+    def _follow_checkpoints(self):
+        """Note the step of each checkpoint when it is written, until the launcher has ended."""
+        known = {}
+        while not self.ended():
+            now = self.checkpoints()
+            fresh = [path for path, when in now.items() if known.get(path) != when]
+            numbers = (re.search(self.script.saved, path) for path in fresh)
+            for number in sorted(int(found[1]) for found in numbers):
+                self.steps.append((time.monotonic(), number))
+            known = now
+            time.sleep(0.01)
+
     def _note(self, line):
+        if not self.script.step:
+            return
         if found := re.search(self.script.step, line.decode(errors="replace")):
             groups = zip(found.groups(), self.script.weights, strict=True)
             number = sum(float(value) * weight for value, weight in groups)
@@ -433,6 +507,8 @@ class Trial:
             if self.steps and (now := self.checkpoints()) != seen:
                 names = re.findall(self.script.saved, " ".join(now)) if self.script.saved else []
                 seen, saved = now, max(map(int, names), default=self.steps[-1][1])
+            if not self.script.step:
+                return len(self.steps) >= 2 * MORE_STEPS
             if self.script.checkpoint:
                 begun = saved is not None and saved > self.steps[0][1] + 1
                 return begun and self.steps[-1][1] >= saved + MORE_STEPS

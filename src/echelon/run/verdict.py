@@ -165,7 +165,10 @@ def advise(failure: Failure) -> str:
         "out of memory": "request more memory (--mem), or start fewer DataLoader workers",
         "import error": "check the Python environment of the ranks: echelon config",
         "collective time-out": "some rank did not join; look at the logs of the others",
-        "port taken": "try again; if it persists, do not set MASTER_PORT yourself",
+        "port taken": (
+            "at MASTER_PORT, the launcher's own store listens: a server in the script, such as "
+            "JAX's coordinator, needs another port; do not set MASTER_PORT yourself"
+        ),
         "disk full": "free some space, or write elsewhere",
         "lost node": "with --nodes MIN:MAX a run continues as long as MIN nodes are left",
         "time limit": "request more time (--time)",

@@ -262,7 +262,11 @@ class JobSpec:
 
     @property
     def job_name(self) -> str:
-        stem = self.script.rpartition("/")[2].rpartition(".")[0] or self.script.rpartition("/")[2]
+        if self.module:
+            stem = self.script.rpartition(".")[2]
+        else:
+            file = self.script.rpartition("/")[2]
+            stem = file.rpartition(".")[0] or file
         return self.name or " ".join(stem.split()) or "echelon"
 
 

@@ -274,6 +274,12 @@ def test_an_exception_that_was_dealt_with_is_not_why_a_rank_exits():
 def test_a_rank_killed_by_a_signal_is_classified_with_its_name():
     assert classify(number=9) == ("signal", "killed by SIGKILL")
     assert classify(number=11) == ("signal", "killed by SIGSEGV")
+    refused = (
+        "E1119 17:52:58.035833 12857 add_port.cc:83] Failed to add port to server: "
+        "No address added out of total 1 resolved for '[::]:37171'"
+    )
+    crashed = f"{refused}\nFatal Python error: Segmentation fault\n"
+    assert classify(number=11, tail=crashed) == ("port taken", refused)
     assert classify(number=63) == ("signal", "killed by signal 63")
 
 

@@ -37,6 +37,8 @@ def test_what_follows_is_never_typed_twice(values, derived):
     [
         ({"script": "a/train.py"}, "train"),
         ({"script": "train"}, "train"),
+        ({"script": "package.train", "module": True}, "train"),
+        ({"script": "train", "module": True}, "train"),
         ({"script": "x.py", "name": "mine"}, "mine"),
         ({}, "echelon"),
     ],

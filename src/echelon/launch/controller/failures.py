@@ -103,6 +103,11 @@ def _exit_code(code: int, number: int) -> int:
 NEVER_RETRIED = frozenset({"import error", "bad arguments", "time limit", "cancelled", "start"})
 
 
+# The last one is gRPC's, on which the coordinator of JAX is based.
+_PORT_TAKEN = (
+    "port taken",
+    r"EADDRINUSE|Address already in use|Failed to add port to server: No address added",
+)
 _PATTERNS = (
     (
         # Not "busy or unavailable": a GPU in exclusive mode reports that to ranks that share it.
@@ -122,7 +127,7 @@ _PATTERNS = (
         r"^MemoryError|can't allocate memory|CPUAllocator: not enough memory|\[Errno 12\]",
     ),
     ("disk full", r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
-    ("port taken", r"EADDRINUSE|Address already in use"),
+    _PORT_TAKEN,
     (
         "collective time-out",
         (
@@ -218,6 +223,8 @@ def _classify_signal(
     name = _signal_name(number)
     if out_of_memory and number == signal.SIGKILL:
         return "out of memory", f"killed by the kernel ({name}): out of memory"
+    if number == signal.SIGSEGV and (found := _match(tail, [_PORT_TAKEN])):
+        return found  # JAX does not check that its coordinator could listen
     if number == signal.SIGABRT:
         if found := _match(tail, _PATTERNS):
             return found
