@@ -178,6 +178,14 @@ def traceback_of(exception, label=""):
         ("lost peer", "RuntimeError", CLOSED),
         (
             "lost peer",
+            "ValueError",  # JAX
+            (
+                "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] "
+                "Read error [198.18.51.1]:47791: Connection reset by peer"
+            ),
+        ),
+        (
+            "lost peer",
             "RuntimeError",
             f"{GLOO}pair.cc:534] Read error [127.0.0.1]:1: Connection reset by peer",
         ),

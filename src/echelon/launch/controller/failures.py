@@ -208,7 +208,7 @@ def classify_exit(  # noqa: PLR0911  one return per cause
     if out_of_memory and _KILLED_WORKER.search(text):
         return "out of memory", text
     cause, _ = _match(text, _PATTERNS) or ("exception", "")
-    if cause in VICTIMS and not _is_torchs(kind, error):
+    if cause in VICTIMS and not (_is_torchs(kind, error) or "gloo/" in text):
         return "exception", text  # a connection of the script itself: to a database, say
     return cause, text
 
