@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echelon.api.places import Places
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
@@ -13,6 +14,7 @@ from echelon.cli.remote import There, execute, with_files
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
+from echelon.run.directory import RunDir
 from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
@@ -43,13 +45,22 @@ def report(
     """
     from echelon.monitor.report import make_report, render, to_record  # noqa: PLC0415
 
-    found = make_report(find_run(runs_dir, run))
+    directory = find_run(runs_dir, run)
+    found = make_report(directory)
+    _add_outcome(found, directory)
     if html is not None:
         _write_page(found, html)
     elif as_json:
         console.print_json(to_record(found))
     else:
         console.print_result(render(found))
+
+
+def _add_outcome(report: "Report", run: RunDir) -> None:
+    """Add how the last job ended, if its controller was killed before it recorded that."""
+    attempt = report.state.attempt
+    if attempt and not attempt.outcome and (job := Places().job(run)).over:
+        attempt.outcome = job.state
 
 
 def _write_page(found: "Report", path: Path) -> None:

@@ -1,11 +1,15 @@
 """`echelon export`: files for other programs."""
 
 import csv
+import json
+import os
 import time
 
 import pytest
 
 from echelon.cli import main
+from echelon.core.jobs import Job
+from echelon.run.attempts import submit_attempt
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.series import Sample, SeriesWriter
@@ -90,3 +94,16 @@ def test_a_file_is_no_folder(begun, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
     assert main.run(["export", "r-1", "--csv", "out"]) == 73
     assert "is not a directory" in capsys.readouterr().err
+
+
+def test_a_report_and_the_status_agree_on_a_run_whose_controller_was_killed(run, capsys):
+    dead = f"local:{os.uname().nodename}:1:0"
+    submit_attempt(run, lambda _: dead, lambda job: Job(id=job, state="RUNNING", output=""))
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
+        events.write(raw("attempt", job=dead))
+        events.write(raw("generation", generation=0, world_size=1, nodes=1))
+    states = []
+    for command in ("status", "report"):
+        assert main.run([command, "r-1", "--json"]) == 0
+        states.append(json.loads(capsys.readouterr().out)["state"])
+    assert states[0] == states[1] != "RUNNING"
