@@ -57,7 +57,7 @@ test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \
 	    $(BIN)/pytest -m "alone and not full" --durations=10 $(ALONE))
 
-peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for test-all and bench
+peers:  ## install Lightning, Transformers and other frameworks into .venv-peers, for test-all and bench
 	@tools/setup.sh peers
 
 test-all: peers  ## the full matrices too

@@ -5,7 +5,7 @@
 CHECKOUTS holds one checkout per repository, named like it: CHECKOUTS/nanoGPT. Each script runs
 with two ranks, under torchrun and under `echelon run`, on small data (toys.py). Interruptions:
 rank 1 is killed; the launcher gets Ctrl-C; rank 1 is killed and restarts are allowed. Scripts are
-not changed, only given arguments. Six run on the CPU with gloo. The ranks of nanoGPT, multinode,
+not changed, only given arguments. Ten run on the CPU with gloo. The ranks of nanoGPT, multinode,
 timm and open_clip share one GPU, as two nodes; multinode and timm use NCCL, and for that need 2.30
 or newer, or --preload. What a script imports has to be installed.
 Writes benchmarks/results/unmodified.json.

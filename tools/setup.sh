@@ -3,7 +3,7 @@
 #
 #   tools/setup.sh user               .venv with Echelon and PyTorch
 #   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (packages for tests)
-#   tools/setup.sh peers              .venv-peers with Lightning, Accelerate and Transformers, for tests
+#   tools/setup.sh peers              .venv-peers with Lightning, Transformers and others, for tests
 #   tools/setup.sh system [full]      the distribution's Slurm, MariaDB, OpenSSH, Chromium and podman; full: and more
 #
 # Steps that are up to date are skipped silently.

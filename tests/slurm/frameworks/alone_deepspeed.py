@@ -26,7 +26,8 @@ for step in range(first + 1, STEPS + 1):
     engine.backward(nn.functional.mse_loss(engine(x), x.sum(1, keepdim=True)))
     engine.step()
     if engine.global_rank == 0:
-        print(f"step {step}", flush=True)
+        sys.stdout.write(f"step {step}\n")
+        sys.stdout.flush()
     if step % 5 == 0:
         engine.save_checkpoint("saved", client_state={"step": step})
 if engine.global_rank == 0:

@@ -30,7 +30,8 @@ for step in range(first + 1, STEPS + 1):
     x = jax.random.normal(jax.random.key(step * 100 + jax.process_index()), (4, 8))
     weights -= 0.1 * process_allgather(gradient(weights, x)).mean(0)
     if jax.process_index() == 0:
-        print(f"step {step}", flush=True)
+        sys.stdout.write(f"step {step}\n")
+        sys.stdout.flush()
         if step % 5 == 0:
             with Path("checkpoint.tmp").open("wb") as file:
                 np.savez(file, weights=weights, step=step)

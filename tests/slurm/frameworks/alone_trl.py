@@ -15,22 +15,22 @@ WORDS = [f"word{number}" for number in range(50)]
 
 
 class Pace(TrainerCallback):
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, _, state, __, **___):
         time.sleep(PACE_S)
         if state.is_world_process_zero:
-            print(f"step {state.global_step}", flush=True)
+            sys.stdout.write(f"step {state.global_step}\n")
+            sys.stdout.flush()
 
 
 vocabulary = {word: number for number, word in enumerate(["<pad>", "</s>", *WORDS])}
-tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+marks = {"pad_token": "<pad>", "eos_token": "</s>"}
+tokenizer = Tokenizer(models.WordLevel(vocabulary, marks["pad_token"]))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
 heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
 trainer = SFTTrainer(
     model=LlamaForCausalLM(LlamaConfig(**size, **heads)),
-    processing_class=PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>"
-    ),
+    processing_class=PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks),
     train_dataset=Dataset.from_list([{"text": " ".join(WORDS[:20])}] * 400),
     args=SFTConfig(
         output_dir="out",
