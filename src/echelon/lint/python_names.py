@@ -2,7 +2,7 @@
 
 import ast
 import builtins
-from collections.abc import Iterable
+from functools import lru_cache
 
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript, ancestors, unparse
@@ -30,40 +30,39 @@ _STAYS = (frozenset(dir(builtins)) - {"exit", "quit", "exec", "eval", "__import_
     *("dist", "F", "Path", "pathlib", "datetime", "platform"),
 }
 """Functions, and modules whose functions, that do not end the script."""
-_BINDING: dict[type[ast.AST], tuple[str, ...]] = {
-    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), ("name",)),
-    **dict.fromkeys((ast.ExceptHandler, ast.MatchAs, ast.MatchStar), ("name",)),
-    ast.arg: ("arg",),
-    ast.MatchMapping: ("rest",),
+_BINDING: dict[type[ast.AST], str] = {
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), "name"),
+    **dict.fromkeys((ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name"),
+    **dict.fromkeys((ast.Global, ast.Nonlocal), "names"),
+    ast.arg: "arg",
+    ast.MatchMapping: "rest",
 }
-"""The fields of nodes that bind a name."""
+"""The fields of nodes that bind a name, or several."""
 
 
+@lru_cache(maxsize=32)
 def undefined_names(python: PythonScript) -> dict[str, list[ast.Name]]:
     """Return the names that no scope of a script binds, and where it reads them."""
     if _UNREADABLE.search(python.text):
         return {}
-    known = {name for node in python.nodes for name in _bound(node)}
-    known |= set(dir(builtins)) | _OF_MODULES
-    found: dict[str, list[ast.Name]] = {}
+    known = set(dir(builtins)) | _OF_MODULES
+    read: list[ast.Name] = []
     for node in python.nodes:
-        if not isinstance(node, ast.Name) or node.id in known:
-            continue
-        if not _is_annotation(python, node):
-            found.setdefault(node.id, []).append(node)
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                read.append(node)
+            else:
+                known.add(node.id)
+        elif isinstance(node, ast.alias):
+            known.add((node.asname or node.name).partition(".")[0])
+        elif (field := _BINDING.get(type(node))) is not None:
+            bound = getattr(node, field) or ()
+            known.update([bound] if isinstance(bound, str) else bound)
+    found: dict[str, list[ast.Name]] = {}
+    for name in read:
+        if name.id not in known and not _is_annotation(python, name):
+            found.setdefault(name.id, []).append(name)
     return found
-
-
-def _bound(node: ast.AST) -> Iterable[str]:
-    """Return the names that a node binds in any scope."""
-    if isinstance(node, ast.Name):
-        return () if isinstance(node.ctx, ast.Load) else (node.id,)
-    if isinstance(node, ast.alias):
-        return ((node.asname or node.name).partition(".")[0],)
-    if isinstance(node, ast.Global | ast.Nonlocal):
-        return node.names
-    names = (getattr(node, field, None) for field in _BINDING.get(type(node), ()))
-    return [name for name in names if name]
 
 
 def _is_annotation(python: PythonScript, node: ast.AST) -> bool:

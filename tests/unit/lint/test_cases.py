@@ -23,6 +23,7 @@ FOUND = [
     ("E202", "error", "srun torchrun --nproc_per_node=4 train.py\n", TWO),
     ("E207", "warning", "python train.py --epochs 3\n", JOB),
     ("E208", "error", "srun python train.py \\\n    # --lr 1 \\\n    data/train\n", JOB),
+    ("E208", "error", "srun python train.py \\\n    # --lr 1 \\\n    2>&1 | tee log\n", JOB),
     ("E301", "warning", "torchrun --nproc_per_node=8 --master_port=29500 train.py\n", ARRAY),
     ("E301", "warning", "torchrun --nproc_per_node=2 train.py\n", GPUS),
     ("E308", "error", "export RANK=$SLURM_PROCID\nsrun python a.py\n", TWO),
@@ -71,6 +72,7 @@ RIGHT = [
     ("E507", "if ! python a.py; then\n    exit 1\nfi\necho done\n", JOB),
     ("E507", "python a.py &\nwait $!\n", JOB),
     ("E507", "python a.py && echo done\n", JOB),
+    ("E507", "python a.py\nexit\n", JOB),
     ("E507", "trap 'exit 1' ERR\npython a.py\necho done\n", JOB),
 ]
 

@@ -43,6 +43,17 @@ def broken_continuation(script: Script) -> Iterator[Hit]:
     told: set[tuple[str, int]] = set()
     for shell in script.shells:
         lines = script.lines_of(shell.path)
+        for line, text, _ in shell.comments:
+            above = lines[line - 2] if 1 < line <= len(lines) else ""
+            inside = above.endswith("\\") and not above.lstrip().startswith("#")
+            if inside and text.endswith("\\"):
+                told.add((shell.path, line - 1))
+                yield Hit(
+                    at=Place(shell.path, line - 1),
+                    what="The comment on the next line ends this command. Bash runs the lines "
+                    "after the comment as a separate command.",
+                    fix="move the comment above the command",
+                )
         for command in shell.commands if not shell.suspect else ():
             begun = _broken_line(lines, command)
             if not begun or (shell.path, begun) in told:

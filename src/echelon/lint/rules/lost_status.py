@@ -136,7 +136,7 @@ class _Flow:
     def _before(self, node: Node, parent: Node, *, stops: bool) -> _Loss | None:
         """Return what the statements after a statement do to its status."""
         statements, last_exit = self._statements(parent)
-        at = statements.index(node)
+        at = statements.index(node) if node in statements else len(statements)
         later = statements[at + 1 :][:1] + statements[at + 1 :][-1:]
         if node.next_sibling is not None and node.next_sibling.type == "&":
             return self._in_background(node)
@@ -189,7 +189,9 @@ class _Flow:
     def _statements(self, parent: Node) -> tuple[list[Node], int]:
         """Return the statements of a sequence, and where the last one exits with a status."""
         if parent.id not in self._blocks:
-            found = [n for n in parent.named_children if n.type not in _NO_STATEMENTS]
+            every = [n for n in parent.named_children if n.type not in _NO_STATEMENTS]
+            # `exit` alone returns the status of the command before it.
+            found = [n for n in every if self._source.text(n) != "exit"]
             texts = map(self._source.text, found)
             exits = [at for at, text in enumerate(texts) if _EXITS_WITH_VARIABLE.search(text)]
             self._blocks[parent.id] = found, max(exits, default=-1)
