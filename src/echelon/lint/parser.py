@@ -91,8 +91,6 @@ class Parser:
 @lru_cache(maxsize=32)
 def read_parser(script: PythonScript) -> Parser | None:
     """Return the parser of a script; None if there is none, or if it may have other options."""
-    if script.parser_module is not None:
-        return _imported_parser(script, script.parser_module)
     made = script.calls("ArgumentParser")
     if len(made) != 1 or made[0].args or has_spread(made[0]) or _UNREADABLE.search(script.text):
         return None
@@ -107,32 +105,6 @@ def read_parser(script: PythonScript) -> Parser | None:
     if len(options) < len(read) or not options:
         return None
     return Parser(options=tuple(o for o in options if o.names[0].startswith("-")))
-
-
-def _imported_parser(script: PythonScript, module: PythonScript) -> Parser | None:
-    """Return the parser of a module, if the script calls the function that parses with it."""
-    parsing = [call for call in module.calls("parse_args") if isinstance(call.func, ast.Attribute)]
-    function = enclosing_function(module, parsing[0]) if len(parsing) == 1 else None
-    if function is None or script.functions.get(function.name) or _UNREADABLE.search(script.text):
-        return None
-    imported = (
-        alias.name
-        for node in script.nodes
-        if isinstance(node, ast.ImportFrom) and _is_module(module.path, node.module or "")
-        for alias in node.names
-    )
-    calls = script.calls(function.name)
-    if function.name not in imported or len(calls) != 1 or calls[0].args or calls[0].keywords:
-        return None
-    if is_conditional(script, calls[0]):
-        return None
-    return read_parser(module) if not script.calls("add_argument", "parse_args") else None
-
-
-def _is_module(path: str, name: str) -> bool:
-    """Tell whether a path is that of a module, as in `from name import …`."""
-    stem = path.removesuffix(".py").removesuffix("/__init__")
-    return bool(name) and f"/{stem}".endswith("/" + name.replace(".", "/"))
 
 
 def _names_of(script: PythonScript, made: ast.Call) -> set[str]:

@@ -22,7 +22,6 @@ _IMPORT = pattern(
     r"|import[ \t]+([^\n#]*))"
 )
 _NAME = pattern(r"[\w.]+")
-_PARSER = "ArgumentParser("
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _T = TypeVar("_T")
 
@@ -34,10 +33,13 @@ class PythonScript:
     path: str
     text: str
     tree: ast.Module
-    neighbours: str
-    """The text of the local modules that it imports."""
-    parser_module: "PythonScript | None" = None
-    """The local module that has the only argparse parser, if the script imports it itself."""
+    files: Files
+    """Where the modules are that it imports."""
+
+    @cached_property
+    def neighbours(self) -> str:
+        """The text of the local modules that it imports."""
+        return "\n".join(_neighbours(self.text, self.path, self.files))
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -114,17 +116,8 @@ class PythonScript:
 
 
 @lru_cache(maxsize=_MOST_KEPT)
-def parse_python(
-    text: str, *, path: str, files: Files, imported: bool = False
-) -> PythonScript | None:
-    """Return a script; None if this Python version cannot parse it.
-
-    Args:
-        text: the script.
-        path: where it is.
-        files: where imported modules are.
-        imported: it is a module, whose own imports are not read.
-    """
+def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
+    """Return a script; None if this Python version cannot parse it."""
     text = text.removeprefix("\ufeff")  # Python accepts a byte order mark
     try:
         with warnings.catch_warnings():
@@ -132,19 +125,7 @@ def parse_python(
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = [] if imported else list(_neighbours(text, path, files))
-    elsewhere = [(place, other) for place, other, direct in found if direct and _PARSER in other]
-    parser_module = None
-    if _PARSER not in text and elsewhere and sum(o.count(_PARSER) for _, o, _ in found) == 1:
-        place, other = elsewhere[0]
-        parser_module = parse_python(other, path=place, files=files, imported=True)
-    return PythonScript(
-        path=path,
-        text=text,
-        tree=tree,
-        neighbours="\n".join(other for _, other, _ in found),
-        parser_module=parser_module,
-    )
+    return PythonScript(path=path, text=text, tree=tree, files=files)
 
 
 def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:
@@ -154,8 +135,8 @@ def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:
     return found
 
 
-def _neighbours(script: str, path: str, files: Files) -> Iterator[tuple[str, str, bool]]:
-    """Yield path and text of local modules, and whether the script imports them itself."""
+def _neighbours(script: str, path: str, files: Files) -> Iterator[str]:
+    """Yield the texts of local modules that a script imports, also indirectly."""
     seen, waiting = {path}, [(script, path)]
     while waiting and len(seen) < _MOST_MODULES:
         current, place = waiting.pop()
@@ -166,7 +147,7 @@ def _neighbours(script: str, path: str, files: Files) -> Iterator[tuple[str, str
                 text = None if where in seen else files.read(where)
                 if text is not None:
                     seen.add(where)
-                    yield where, text, place == path
+                    yield text
                     waiting.append((text, where))
 
 

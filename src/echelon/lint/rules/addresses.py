@@ -60,7 +60,7 @@ def wrong_host(script: Script) -> Iterator[Hit]:
          #SBATCH --ntasks-per-node=1
          #SBATCH --exclusive
         -srun torchrun --nnodes=2 --rdzv_endpoint=localhost:29500 train.py    # <- here
-        +srun torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29500 train.py
+        +srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
     """
     if not script.job.several_nodes:
         return

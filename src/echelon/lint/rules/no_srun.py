@@ -30,7 +30,7 @@ def no_srun(script: Script) -> Iterator[Hit]:
          #SBATCH --ntasks-per-node=1
          #SBATCH --exclusive
         -torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
-        +srun torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29500 train.py
+        +srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
     """
     if not script.is_job or not script.job.several_nodes or "hostfile" in script.text.lower():
         return

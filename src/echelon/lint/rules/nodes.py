@@ -23,7 +23,7 @@ def wrong_nodes(script: Script) -> Iterator[Hit]:
          #SBATCH --ntasks-per-node=1
          #SBATCH --exclusive
         -srun torchrun --nnodes=4 --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
-        +srun torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29500 train.py
+        +srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
     """
     nodes = script.job.nodes
     alone = not any(one.launch.command.background for one in script.started)
