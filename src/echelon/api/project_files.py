@@ -251,7 +251,7 @@ def _list_repository(root: Path, shell: Shell, *, runs: Path) -> Listing:
     beside = _run_git(root, shell, [*listing, "--others", "--ignored", "--directory"])
     in_runs = find_runs(list(code))  # first: nothing in them is a repository of the project
     for path in nested:
-        if (root / path / ".git").exists() and not f"{path}/".startswith(in_runs):
+        if _is_repository(root / path) and not f"{path}/".startswith(in_runs):
             inner = _list_repository(root / path, shell, runs=runs)
             code |= dict.fromkeys(f"{path}/{one}" for one in inner.code)
             beside += [f"{path}/{one}" for one in inner.beside]
@@ -266,7 +266,7 @@ def _escape(text: str) -> str:
 def _run_git(
     root: Path, shell: Shell, words: Sequence[str], settings: Sequence[str] = ()
 ) -> list[str]:
-    done = run_git(root, words, shell, settings=settings)
+    done = run_git(root, words, shell, settings=settings, is_root=True)
     if done.code:
         raise UsageError(
             f"git cannot list the files of {root}: {done.stderr.strip()}",
@@ -310,7 +310,12 @@ def _list_submodules(root: Path, shell: Shell) -> list[str]:
         _STAGED.match(entry) for entry in _run_git(root, shell, ["ls-files", "-z", "--stage"])
     )
     found = (one.string[one.end() :] for one in staged if one and one[1] == _SUBMODULE)
-    return [path for path in found if (root / path / ".git").exists()]
+    return [path for path in found if _is_repository(root / path)]
+
+
+def _is_repository(folder: Path) -> bool:
+    """Tell whether a folder is a repository, and is reached without links: these may be cyclic."""
+    return (folder / ".git").exists() and folder.resolve() == folder
 
 
 def parse_commit(lines: Iterable[str]) -> Commit:

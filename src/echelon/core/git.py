@@ -25,7 +25,12 @@ _SETTINGS = (
 
 
 def run_git(
-    folder: Path, words: Sequence[str], shell: Shell, *, settings: Sequence[str] = ()
+    folder: Path,
+    words: Sequence[str],
+    shell: Shell,
+    *,
+    settings: Sequence[str] = (),
+    is_root: bool = False,
 ) -> Result:
     """Run git in a folder.
 
@@ -35,9 +40,13 @@ def run_git(
             filters with `list_filters`.
         shell: runs it.
         settings: more of its settings, as NAME=VALUE.
+        is_root: whether to ignore repositories around the folder, if it is none itself.
     """
+    environment = {**os.environ, **_ENVIRONMENT}
+    if is_root:
+        environment["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
     given = [word for one in (*_SETTINGS, *settings) for word in ("-c", one)]
-    return shell.run(["git", *given, "-C", str(folder), *words], env={**os.environ, **_ENVIRONMENT})
+    return shell.run(["git", *given, "-C", str(folder), *words], env=environment)
 
 
 def list_filters(folder: Path, shell: Shell) -> list[str]:
@@ -51,9 +60,11 @@ def list_filters(folder: Path, shell: Shell) -> list[str]:
     """
     words = ["config", "-z", "--name-only", "--get-regexp", r"^filter\."]
     names = [name for name in run_git(folder, words, shell).stdout.split("\0") if name]
-    if strange := next((name for name in names if "=" in name), ""):
-        raise UsageError(  # `git -c` would take the name for a shorter one
+    # `git -c` would take such a name for a shorter one, and one that is not UTF-8 for another.
+    marks = ("=", "\N{REPLACEMENT CHARACTER}")
+    if strange := next((name for name in names if any(mark in name for mark in marks)), ""):
+        raise UsageError(
             f"the repository of {folder} has the setting '{strange}', which cannot be turned off",
-            hint=f"remove it: git -C '{folder}' config --unset-all '{strange}'",
+            hint=f"remove it: git -C '{folder}' config --edit",
         )
     return [f"{name}=" for name in names]

@@ -293,14 +293,44 @@ def test_a_change_in_a_submodule_makes_the_project_dirty(repository, tmp_path):
     assert list_all(repository)[1].dirty
 
 
-def test_a_filter_that_cannot_be_turned_off_is_an_error(repository, marker, tmp_path):
-    (repository / ".gitattributes").write_text("*.py filter=a=b\n")
-    with (repository / ".git/config").open("a") as config:
-        config.write(f'[filter "a=b"]\n\tclean = {marker}\n')
+@pytest.mark.parametrize("name", [b"a=b", b"a\xffb"])
+def test_a_filter_that_cannot_be_turned_off_is_an_error(repository, marker, tmp_path, name):
+    (repository / ".gitattributes").write_bytes(b"*.py filter=%s\n" % name)
+    with (repository / ".git/config").open("ab") as config:
+        config.write(b'[filter "%s"]\n\tclean = %s\n' % (name, os.fsencode(marker)))
     (repository / "train.py").write_text("changed\n")
-    with pytest.raises(UsageError, match=r"'filter\.a=b\.clean', which cannot be turned off"):
+    with pytest.raises(UsageError, match=r"'filter\.a.b\.clean', which cannot be turned off"):
         list_all(repository)
     assert not (tmp_path / "executed").exists()
+
+
+def add_submodule(root, *paths):
+    commit = git_says(root, "rev-parse", "HEAD")
+    for path in paths:
+        git(root, "update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
+
+
+def test_links_to_repositories_are_not_followed(repository, tmp_path):
+    add_submodule(repository, "a", "b", "c")
+    write(tmp_path / "other", "secret.py")
+    git(tmp_path / "other", "init", "-q")
+    (repository / "c").symlink_to(tmp_path / "other")
+    for name, other in ("ab", "ba"):  # two paths at each level, without end
+        (repository / name).mkdir()
+        (repository / name / ".git").write_text("gitdir: ../.git\n")
+        (repository / name / name).symlink_to(".")
+        (repository / name / other).symlink_to(f"../{other}")
+    listing, commit = list_all(repository)
+    assert commit.dirty
+    assert "a/train.py" in listing.code
+    assert not [path for path in listing.code if "secret" in path or path.count("/") > 4]
+
+
+def test_a_submodule_without_its_repository_is_an_error(repository):
+    add_submodule(repository, "sub")
+    (repository / "sub/.git").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"project/sub: .*not a git repository"):
+        list_all(repository)
 
 
 def test_a_repository_cannot_name_a_folder_around_it(tmp_path):
