@@ -23,6 +23,8 @@ SYSTEM = ("/", "/usr", "/usr/local")
 """Prefixes of a Python that is no environment of its own, and is not staged."""
 THREADS = 16
 """Operations on storage that wait at the same time: each may take milliseconds."""
+MOST_MANIFEST = 1 << 28
+"""Largest size of an encoded manifest, in bytes."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -77,7 +79,7 @@ def decode_manifest(encoded: bytes) -> Manifest:
     """
     try:
         entries = tuple(Entry(*values) for values in json.loads(encoded))
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ValueError(f"not a manifest: {error}") from error
     folders = {entry.path for entry in entries if entry.kind == FOLDER}
     for entry in entries:

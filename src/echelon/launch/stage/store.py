@@ -23,8 +23,9 @@ from pathlib import Path
 
 from echelon.core.atomic_file import make_private, remove_tree, write_atomic
 from echelon.core.ownership import find_intruder
+from echelon.core.records import SMALL_BYTES, read_bytes, read_record, to_count
 from echelon.errors import NotPermittedError, UnavailableError
-from echelon.launch.stage.manifest import FILE, FOLDER, Entry, Manifest, for_all
+from echelon.launch.stage.manifest import FILE, FOLDER, MOST_MANIFEST, Entry, Manifest, for_all
 
 CHUNK = 1 << 19
 _NEW, _OLD = ".new-", ".old-"
@@ -137,8 +138,8 @@ class Stage:
 
     def _check(self) -> bool:
         """Find files that are damaged; return whether anything is."""
-        info = json.loads((self.folder / "info.json").read_text())
-        index = json.loads((self.folder / "index.json").read_text())
+        info = read_record(self.folder / "info.json", most=SMALL_BYTES)
+        index = read_record(self.folder / "index.json", most=MOST_MANIFEST)
         known = zip(self.manifest.files, index["digests"], index["changed_ns"], strict=True)
         changed_ns = {}
         for position, digest, time_ns in known:
@@ -364,7 +365,7 @@ def _remove(path: Path) -> None:
 
 
 def _read_manifest(folder: Path, digest: str) -> Manifest:
-    encoded = (folder / "manifest.json").read_bytes()
+    encoded = read_bytes(folder / "manifest.json", most=MOST_MANIFEST)
     if hashlib.sha256(encoded).hexdigest() != digest:
         raise ValueError("it is the manifest of something else")
     return Manifest(tuple(Entry(*values) for values in json.loads(encoded)))
@@ -379,8 +380,9 @@ def _read_info(folder: Path) -> tuple[float, int]:
     """Return when a copy was last used, and its size in bytes."""
     try:
         path = folder / "info.json"
-        return path.stat().st_mtime, int(json.loads(path.read_text())["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
+        size = to_count(read_record(path, most=SMALL_BYTES)["bytes"])
+        return path.stat().st_mtime, size or 0
+    except (OSError, ValueError, KeyError):
         return 0.0, 0
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from echelon.errors import UnavailableError
 from echelon.launch.protocol.wire import Channel, Role, WireError
 from echelon.launch.stage.manifest import (
+    MOST_MANIFEST,
     Manifest,
     decode_manifest,
     decode_ranges,
@@ -45,7 +46,6 @@ _BEAT_S = 2.0
 _HANDSHAKE_S = 10.0
 _CONNECT_S = 3.0
 _DIGEST = 32
-_MOST_MANIFEST = 1 << 28
 
 Source = tuple[str, int]
 """Address and port of a node's server."""
@@ -387,7 +387,7 @@ class _Inflow:
         found = bytearray()
         while data := self._expect(b"m"):
             found += data
-            if len(found) > _MOST_MANIFEST:
+            if len(found) > MOST_MANIFEST:
                 raise WireError("the other node sent an endless list")
         return bytes(found)
 

@@ -103,6 +103,11 @@ def test_paths_that_lead_elsewhere_are_refused(entries):
         decode_manifest(json.dumps(entries).encode())
 
 
+def test_a_manifest_that_is_nested_deeply_is_refused():
+    with pytest.raises(ValueError, match="manifest"):
+        decode_manifest(b"[" * 100_000)
+
+
 @given(st.sets(st.integers(0, 60)))
 def test_ranges_name_the_same_numbers(numbers):
     assert decode_ranges(encode_ranges(sorted(numbers)), 61) == sorted(numbers)

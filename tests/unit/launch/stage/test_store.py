@@ -142,7 +142,9 @@ def test_contents_are_compared_after_a_reboot(store, original, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "index.json", "info.json"])
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b"[1]", b"\xff", b'{"bytes":' * 100_000], ids=range(6)
+)
 def test_a_copy_whose_records_are_damaged_is_removed(store, original, name, content):
     fill(store, original).close()
     path = store.folder / walk(original).digest / name
@@ -171,6 +173,24 @@ def test_the_least_recently_used_copy_goes_and_never_one_in_use(store, original,
     assert kept == {digests[0], digests[2], stage.manifest.digest}, "the first one is in use"
     first.close()
     stage.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"bytes": 1e999}', b'{"bytes": "%s"}' % (b"9" * 9000), b" " * (2 * MIB)],
+    ids=["deep", "infinite", "digits", "large"],
+)
+def test_a_copy_whose_size_is_damaged_does_not_keep_others_from_being_made(
+    store, original, tmp_path, content
+):
+    fill(store, original).close()
+    (store.folder / walk(original).digest / "info.json").write_bytes(content)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("x")
+    fill(store, other).close()
+    assert store.find(walk(original).digest) is None  # beyond repair
+    assert names(store) == [walk(other).digest, f"{walk(other).digest}.lock"]
 
 
 def test_fifty_jobs_leave_no_more_than_the_limit(store, tmp_path):
