@@ -84,7 +84,7 @@ def account(state: RunState) -> Accounts:
             # The next attempt may be in the queue while the last one still runs.
             if waits_us := max(submitted_us, before_us):
                 total[QUEUE] += max(0, session.began_us - waits_us)
-            before_us = session.now_us
+            before_us = session.now_us + _micros(timeline.ahead_s)
             allocated_us += session.allocated_us
             _add(total, session.spent_us)
             generations += session.generations

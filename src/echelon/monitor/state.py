@@ -88,6 +88,8 @@ class Timeline:
     began_s: float
     seen_s: float
     """Time of the last event. It never goes back, even if the clock was set back."""
+    ahead_s: float = 0.0
+    """How far the clock has been set forward since its start; its times do not follow."""
     changes: list[tuple[float, TimedEvent]] = field(default_factory=list)
     """What changed the number of slots or ranks, and when."""
 
@@ -124,6 +126,8 @@ class AttemptState:
             self.timelines.append(Timeline(began_s=record.time_s, seen_s=record.time_s))
         timeline = self.timelines[-1]
         timeline.seen_s = max(timeline.seen_s, record.time_s)
+        if isinstance(record.event, events.ClockSet):
+            timeline.ahead_s = record.event.seconds
         if isinstance(record.event, _Timed):
             timeline.add(record.event)
         return timeline

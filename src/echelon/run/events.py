@@ -7,7 +7,7 @@ rename a kind or a field, and give new fields a default.
 from dataclasses import field
 from typing import Annotated
 
-from echelon.core.codec import Index, Objects, RankCount, Seconds, SecondsByName, Texts
+from echelon.core.codec import Figure, Index, Objects, RankCount, Seconds, SecondsByName, Texts
 from echelon.core.frozen import frozen
 from echelon.run.directory import RunDir
 from echelon.run.event_log import Event, EventReader, Record
@@ -303,6 +303,14 @@ class NotifyCommandRun(ControllerEvent):
     kind = "notified"
     state: Annotated[str, "the state that it was given"]
     wrong: Annotated[str, "error message; empty if it succeeded"]
+
+
+@frozen
+class ClockSet(ControllerEvent):
+    """The controller's clock was set, forward or back; the times of its events do not follow."""
+
+    kind = "clock"
+    seconds: Annotated[Figure, "how far the clock is now ahead of the times of events"]
 
 
 @frozen

@@ -19,7 +19,7 @@ from echelon.run.attempts import Outcome
 from echelon.run.background_writer import AWAY, FULL, BackgroundWriter
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventLog
-from echelon.run.events import AttemptEnded, ControllerEvent, EventsLost, VerdictReached
+from echelon.run.events import AttemptEnded, ClockSet, ControllerEvent, EventsLost, VerdictReached
 from echelon.run.verdict import Verdict
 
 PATIENCE_S = 60.0
@@ -30,6 +30,8 @@ _FIRST_S = 1.0
 """How long a message waits for the records that it refers to."""
 _SAY_S = 5.0
 """How long a slow reader of the job's output may block us."""
+_SET_S = 10.0
+"""A clock that differs by more was set: smaller corrections do not matter."""
 
 
 NoteTaker = Callable[[ControllerEvent], None]
@@ -39,20 +41,37 @@ NoteTaker = Callable[[ControllerEvent], None]
 class Journal:
     """Writes the files of one attempt. One per controller: an event file has one writer."""
 
-    def __init__(self, run: RunDir, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: int,
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.run, self.attempt = run, attempt
-        self._say = say
+        self._say, self._clock = say, clock
+        self._booted_s = clock() - _uptime()
+        self._ahead_s = 0.0
         self._events = EventLog(
             run.events_of(f"controller-{attempt}"),
-            clock=time.time,
+            clock=self.now,
             tell_lost=lambda count: EventsLost(count=count),
         )
         # The job's output may be on other storage than the run: neither waits for the other.
         self._output = BackgroundWriter("output")
         atexit.register(self._flush)
 
+    def now(self) -> float:
+        """Return the time of day, as if the clock had not been set since the start."""
+        return self._booted_s + _uptime()
+
     def note(self, event: ControllerEvent) -> None:
         """Record an event."""
+        ahead_s = self._clock() - self.now()
+        if abs(ahead_s - self._ahead_s) > _SET_S:
+            self._ahead_s = ahead_s
+            self._events.write(ClockSet(seconds=round(ahead_s, 3)))
         self._events.write(event)
 
     def report(self, text: str) -> None:
@@ -111,6 +130,11 @@ class Journal:
         """Write what can be written when an exception ends the controller."""
         for writer in (self._events.writer, self._output):
             writer.settle(1.0)
+
+
+def _uptime() -> float:
+    """Return the seconds since the machine started; unlike `monotonic`, also those asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def write_error(text: str) -> None:

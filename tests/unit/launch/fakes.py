@@ -125,6 +125,9 @@ class FakeJournal:
     def note(self, event):
         self.notes.append(event)
 
+    def now(self):
+        return 0.0
+
 
 class FakeRecovery:
     """No agent comes back."""

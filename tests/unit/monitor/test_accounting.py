@@ -257,6 +257,20 @@ def test_a_job_that_was_queued_again_waits_again():
     assert found(events, submitted=[40]) == {"queue": 60 + 180, "launch": 20, "running": 20}
 
 
+def test_time_that_a_clock_was_set_forward_is_not_in_the_queue():
+    days = 10 * 86400
+    first = [
+        *(at(100, "attempt", slots=1), generation(110, ranks=1)),
+        *(at(115, "clock", seconds=days), spent(120, productive=10), at(120, "ended")),
+    ]
+    again = [at(150 + days, "attempt", slots=1), at(155 + days, "ended")]
+    expected = {"queue": 30, "launch": 15, "running": 10}
+    assert found(first, again) == expected
+    # The next job was submitted before or after the clock was set.
+    assert found(first, again, submitted=[None, 105]) == expected
+    assert found(first, again, submitted=[None, 118 + days]) == expected
+
+
 def test_more_than_there_was_is_shrunk():
     events = [at(0, "attempt", slots=1), generation(0, ranks=1), spent(10, productive=6, idle=9)]
     assert found(events) == {"running": 4, "idle": 6}
@@ -314,6 +328,7 @@ events = st.one_of(
             {"generation": numbers, "step": steps | wrong}, optional={"seconds": seconds}
         ),
     ),
+    st.tuples(st.just("clock"), st.fixed_dictionaries({"seconds": times | wrong})),
     st.tuples(st.sampled_from(["ended", "rank", "joined"]), st.just({})),
 )
 """Mostly what a controller writes, in any order, and sometimes what none would."""

@@ -3,6 +3,7 @@
 import errno
 import json
 import threading
+import time
 
 import pytest
 
@@ -40,6 +41,24 @@ def test_all_is_written_when_it_is_closed(journal, said):
     assert [record.event for record in events] == [SlotsCounted(slots=1), AttemptEnded(**ended)]
     assert json.loads(journal.run.outcome(1).read_text()) == ended
     assert said == ["something for people"]
+
+
+@pytest.mark.parametrize("days", [10, -10])
+def test_a_clock_that_is_set_moves_no_event_and_is_noted_once(tmp_path, days):
+    run = RunDir.create(tmp_path, "a-run")
+    run.attempt(1).mkdir()
+    set_s = 0.0
+    journal = Journal(run, 1, print, clock=lambda: time.time() + set_s)
+    began_s = time.time()
+    journal.note(SlotsCounted(slots=1))
+    set_s = days * 86400.0
+    journal.note(SlotsCounted(slots=2))
+    journal.note(SlotsCounted(slots=3))
+    journal.close()
+    records = EventReader(run.events_of("controller-1"), ControllerEvent).read()
+    assert [record.event.kind for record in records] == ["slots", "clock", "slots", "slots"]
+    assert records[1].event.seconds == pytest.approx(set_s, abs=1)
+    assert all(abs(record.time_s - began_s) < 60 for record in records)
 
 
 def test_words_for_people_come_before_the_outcome(journal):

@@ -159,7 +159,7 @@ class Generation:
             counts,
             endpoint,
             generation=self.number,
-            now_s=time.time(),
+            now_s=self._journal.now(),
             saved=tell_last(self._journal.run),
         )
         for agent, order in zip(self.agents, orders, strict=True):
