@@ -258,7 +258,7 @@ def _copy(tree: Tree, entry: Entry, copy: Path, earlier: Earlier | None) -> Copi
     before = f"{earlier.folder}/{entry.path}" if earlier else ""
     target, executable = f"{copy}/{entry.path}", bool(entry.mode & stat.S_IXUSR)
     unchanged = known and (known.source, known.executable) == (entry.stamp, executable)
-    if known and unchanged and _link(before, entry.stamp.size, known.mtime_ns, target):
+    if known and unchanged and _link(before, known, target):
         return known
     found = read_settled(tree, entry)
     if found is None:
@@ -266,7 +266,7 @@ def _copy(tree: Tree, entry: Entry, copy: Path, earlier: Earlier | None) -> Copi
     content, stamp, recent = found
     digest, source = hashlib.sha256(content).hexdigest(), None if recent else stamp
     same = known and (known.digest, known.executable) == (digest, executable)
-    if known and same and _link(before, stamp.size, known.mtime_ns, target):
+    if known and same and _link(before, known, target):
         return known._replace(source=source)
     _write(target, content, 0o500 if executable else 0o400, stamp.mtime_ns)
     return CopiedFile(digest, executable, stamp.mtime_ns, source)
@@ -281,13 +281,21 @@ def _write(target: str, content: bytes, mode: int, mtime_ns: int = 0) -> None:
             os.utime(handle, ns=(mtime_ns, mtime_ns))
 
 
-def _link(path: str, size: int, mtime_ns: int, target: str) -> bool:
-    """Link a file to its earlier copy, unless that one was altered or links are not possible."""
+def _link(path: str, known: CopiedFile, target: str) -> bool:
+    """Link a file to its earlier copy, unless that one was altered or links are not possible.
+
+    Its content is compared: in a run that was given away and came back, the times may be the same.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        found = os.lstat(path)
-        same = (found.st_size, found.st_mtime_ns) == (size, mtime_ns)
-        if not same or not stat.S_ISREG(found.st_mode) or found.st_mode & 0o277:
-            return False
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_mtime_ns != known.mtime_ns or found.st_mode & 0o277:
+                return False
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+                return False
+            if hashlib.file_digest(file, "sha256").hexdigest() != known.digest:
+                return False
         os.link(path, target, follow_symlinks=False)
     except OSError:  # not on every file system, and not without end
         return False

@@ -139,6 +139,21 @@ def test_files_of_a_run_from_elsewhere_are_not_linked_to(project):
     assert (second.code / "train.py").read_text() == "train.py\n"
 
 
+def test_a_copy_with_other_content_and_the_same_times_is_not_linked_to(project):
+    """Its manifest is the user's: the run was given away, and came back."""
+    first, _ = take(project, "a-1")
+    copied = first.code / "train.py"
+    times = copied.stat()
+    copied.chmod(0o600)
+    copied.write_text("train.PY\n")
+    os.utime(copied, ns=(times.st_mtime_ns, times.st_mtime_ns))
+    copied.chmod(0o400)
+    assert copied.stat().st_size == times.st_size
+    second, code = take(project, "a-2")
+    verify_code(second, code)
+    assert (second.code / "train.py").read_text() == "train.py\n"
+
+
 def test_an_altered_copy_is_not_linked_to(project):
     first, code = take(project, "a-1")
     for name in ("pkg/a.py", "pkg/b.py"):
