@@ -292,7 +292,8 @@ class Mirror:
         return Received(files=len(plan.files), removed=removed, warnings=warnings)
 
     def _read_pending(self) -> dict[str, set[str]]:
-        return {path: set(one) for path, one in read_own(self.workdir / _PENDING).items()}
+        known = read_own(self.workdir / _PENDING).items()
+        return {path: set(one) for path, one in known if isinstance(one, list)}
 
     def _write_pending(self, old: Mapping[str, set[str]], plan: Plan, project: Project) -> None:
         pending = {path: set(one) for path, one in old.items()}

@@ -66,16 +66,16 @@ class MirrorRecord:
 
 def has_record(folder: Path) -> bool:
     """Tell whether a folder is a mirror of the current user."""
-    return bool(read_own(folder / RECORD))
+    return _find_mirror(folder) is not None
 
 
 def read_own(path: Path) -> dict[str, Any]:
     """Return the record in a file; empty unless this user wrote it, with this content."""
     try:
         content = read_bytes(path)
-    except OSError:
+        return dict(parse_json(content)) if is_remembered(content, os.environ) else {}
+    except (OSError, ValueError, TypeError):  # also another file of this user, such as a script
         return {}
-    return parse_json(content) if is_remembered(content, os.environ) else {}
 
 
 def write_own(path: Path, record: Mapping[str, Any]) -> None:
@@ -95,8 +95,15 @@ def write_own(path: Path, record: Mapping[str, Any]) -> None:
 
 def read_mirror(root: Path) -> MirrorRecord:
     """Return what a mirror holds; nothing if it was never complete."""
+    return _find_mirror(root) or MirrorRecord()
+
+
+def _find_mirror(root: Path) -> MirrorRecord | None:
     record = read_own(root / RECORD)
-    return _parse_mirror(record) if record else MirrorRecord()
+    try:
+        return _parse_mirror(record) if record else None
+    except (ValueError, TypeError, AttributeError, KeyError):  # another record of this user
+        return None
 
 
 def _parse_mirror(record: Mapping[str, Any]) -> MirrorRecord:

@@ -16,6 +16,7 @@ from echelon.api.runs import check_files
 from echelon.api.snapshot import take_snapshot
 from echelon.core.records import UnreadableError
 from echelon.core.shell import LocalShell
+from echelon.core.userstate import remember
 from echelon.errors import UsageError
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
@@ -61,6 +62,24 @@ def test_a_record_in_a_clone_does_not_choose_what_is_sent(project, versioned):
     assert "pkg/a.py" in found.files
     assert not [path for path in found.files if "id_ed25519" in path]
     assert found.links["conf"] == "../.ssh"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"files":{"train.py":["0",false,1,null]},"links":{}}',
+        '{"files":[],"links":[],"own_links":[],"commit":[]}',
+        "[1]",
+        "#!/bin/sh",
+    ],
+    ids=["manifest", "pending", "list", "script"],
+)
+def test_another_file_of_the_user_is_no_record(project, content):
+    """Someone to whom the user gave a run knows files whose digests are recorded."""
+    remember(content.encode(), os.environ)
+    write(project, {".echelon/mirror.json": content})
+    assert find_kind(project) == Kind.FOLDER
+    assert "pkg/a.py" in describe(project).files
 
 
 def test_a_record_that_moves_with_its_folder_is_still_known(project, home):
