@@ -73,7 +73,9 @@ _SECRETS = (
         r"\.databrickscfg",
     ),
     *(r"\.pypirc", r"\.npmrc", r"\.huggingface", r"\.kaggle", r"\.cargo/credentials(\.toml)?"),
-    *(r"\.[a-z_]*_history", r"\.viminfo", r"\.lesshst"),
+    *(r"\.dockercfg", r"_netrc", r"\.terraformrc", r"\.modal\.toml", r"\.streamlit/secrets\.toml"),
+    r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?",
+    *(r"\.[a-z_]*_history", r"\.zhistory", r"\.histfile", r"\.viminfo", r"\.lesshst"),
 )
 """Entries of a home directory that hold secrets: no project needs them as code."""
 _SECRET = re.compile(rf"(.*/)?({'|'.join(_SECRETS)})(/.*)?", re.IGNORECASE | re.DOTALL)

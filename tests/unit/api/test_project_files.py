@@ -194,10 +194,12 @@ def test_without_git_it_is_the_scripts_folder_wherever_one_stands(tmp_path):
 @pytest.mark.parametrize("is_git", [True, False])
 def test_secrets_of_tools_are_never_code(repository, is_git):
     secrets = [".npmrc", "sub/.huggingface/token", ".cargo/credentials.toml", ".oci/config"]
+    secrets += ["keys/id_ed25519", "_netrc", ".dockercfg", ".streamlit/secrets.toml", ".zhistory"]
     secrets += [".Renviron", ".terraform.d/credentials.tfrc.json", ".env", "sub/.env.local"]
-    write(repository, *secrets, ".cargo/config.toml", ".env.example", "env.py")
+    public = {".cargo/config.toml", ".env.example", "env.py", "keys/id_ed25519.pub", "id_rsa.py"}
+    write(repository, *secrets, *public)
     code = set(listed(repository, is_git=is_git).code)
-    assert {".cargo/config.toml", ".env.example", "env.py"} <= code
+    assert public <= code
     assert not code & set(secrets)
 
 
