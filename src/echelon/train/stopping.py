@@ -67,12 +67,17 @@ class StopBarrier:
                 self._before = {number: signal.signal(number, _hold_off) for number in _HELD_OFF}
 
     def close(self) -> None:
-        """Stop taking part, and restore the signal handlers."""
+        """Stop taking part, and restore the signal handlers.
+
+        A warning that comes after the last step still does nothing if the script did not handle it
+        before: its default action would kill the rank while it saves its results.
+        """
         self._came_s = float("inf")
         if self._beacon is not None:
             self._beacon.passed = _DEAF
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if (number, handler) != (signal.SIGUSR1, signal.SIG_DFL):
+                signal.signal(number, handler)
         self._before = {}
 
     def __enter__(self) -> Self:

@@ -143,6 +143,20 @@ def test_a_loop_of_ones_own_tells_its_steps_and_stops_where_all_do(tmp_path):
         assert line.reached(103)
 
 
+def test_a_warning_after_the_last_step_does_not_kill_a_rank(tmp_path):
+    RankShm.create(tmp_path / "beacon")
+    child = os.fork()
+    if child == 0:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        with StopBarrier({VARIABLE: str(tmp_path / "beacon")}):
+            pass
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)  # ends it as before the training
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
 def test_without_a_beacon_nobody_stops():
     line = StopBarrier({})
     assert not line.reached(2)
