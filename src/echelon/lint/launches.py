@@ -266,6 +266,7 @@ class _Finder:
             path=path,
             where=where,
             first_line=text.text_line or text.line,
+            literal=bool(text.text_line),
             values=values,
             positional=positional,
         )

@@ -70,6 +70,7 @@ def read_shell(
     path: str,
     where: Where,
     first_line: int = 1,
+    literal: bool = True,
     values: Mapping[str, Word] | None = None,
     positional: tuple[Word, ...] | None = None,
 ) -> Shell:
@@ -80,15 +81,17 @@ def read_shell(
         path: the file that contains it.
         where: where it runs.
         first_line: the line of the file where it starts.
+        literal: it stands there as it is; otherwise, all its lines are the first one.
         values: variables that are known at the start.
         positional: $1 and so on.
     """
     scope = Scope(values=dict(values or {}), positional=positional)
-    reader = _Reader(text, path, where, first_line, scope)
+    source = Source(clean(text), first_line, literal=literal)
+    reader = _Reader(text, source, path, where, scope)
     try:
         reader.read()
     except RecursionError:  # not written by a person
-        unread = _Reader(text, path, where, first_line, Scope()).result()
+        unread = _Reader(text, source, path, where, Scope()).result()
         return replace(unread, too_deep=True)
     return reader.result()
 
@@ -129,11 +132,10 @@ def _evaluated(words: list[Word]) -> list[Word]:
 
 
 class _Reader:
-    def __init__(self, text: str, path: str, where: Where, first: int, scope: Scope) -> None:
+    def __init__(self, text: str, source: Source, path: str, where: Where, scope: Scope) -> None:
         self._text, self._path, self._where = text, path, where
-        self._scope = scope
-        self._source = Source(clean(text), first)
-        self._words = Expander(self._source, scope, self._run)
+        self._scope, self._source = scope, source
+        self._words = Expander(source, scope, self._run)
         self._commands: list[Command] = []
         self._inside: dict[str, list[int]] = {}
         """By function: its first commands, by their places."""

@@ -27,9 +27,17 @@ def clean(text: str) -> str:
 
 
 class Source:
-    def __init__(self, script: str, first_line: int) -> None:
+    """A script.
+
+    Args:
+        script: its text.
+        first_line: the line of the file where it starts.
+        literal: it stands in the file as it is. The value of a variable does not.
+    """
+
+    def __init__(self, script: str, first_line: int, *, literal: bool = True) -> None:
         self._bytes = script.encode(errors="replace")
-        self._first_line = first_line
+        self._first_line, self._literal = first_line, literal
         self._starts = [0]
         for line in self._bytes.split(b"\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)
@@ -50,7 +58,7 @@ class Source:
         return self._bytes[start:end].decode(errors="replace")
 
     def line(self, offset: int) -> int:
-        return bisect_right(self._starts, offset) - 1 + self._first_line
+        return self._first_line + (bisect_right(self._starts, offset) - 1) * self._literal
 
     def column(self, offset: int) -> int:
         return offset - self._starts[bisect_right(self._starts, offset) - 1]

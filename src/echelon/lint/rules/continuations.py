@@ -46,7 +46,8 @@ def broken_continuation(script: Script) -> Iterator[Hit]:
         for line, text, _ in shell.comments:
             above = lines[line - 2] if 1 < line <= len(lines) else ""
             inside = above.endswith("\\") and not above.lstrip().startswith("#")
-            if inside and text.endswith("\\"):
+            after = next((one for one in lines[line:] if not one.lstrip().startswith("#")), "")
+            if inside and text.endswith("\\") and after.strip():
                 told.add((shell.path, line - 1))
                 yield Hit(
                     at=Place(shell.path, line - 1),

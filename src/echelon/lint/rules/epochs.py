@@ -34,7 +34,8 @@ def missing_set_epoch(script: Script) -> Iterator[Hit]:
             if constant(keyword(call, "shuffle")) is not False
             and any("train" in part or part == "" for part in _targets(python.parents.get(call)))
         ]
-        if not samplers or python.mentions("set_epoch", "Lightning", "lightning", "Trainer("):
+        sets = python.mentions("set_epoch", "Lightning", "lightning") or python.calls("Trainer")
+        if not samplers or sets:
             continue
         loops = [
             node

@@ -14,6 +14,7 @@ from echelon.lint.script import Script
 
 _HANDLES = pattern(r"\b(?:exit|return|break|continue|kill|scancel|false)\b|\$\?|=")
 """Text after `||` that does something about a failure."""
+_PRINTS = frozenset({"echo", "printf"})
 _READS_STATUS = pattern(r"\$\?|\bPIPESTATUS\b")
 _EXITS_WITH_VARIABLE = pattern(r"\b(?:exit|return)\s+[\"']?\$|\bscancel\b|^\s*exec\s")
 _SEQUENCES = {"program", "do_group", "compound_statement", "subshell", "if_statement"}
@@ -129,7 +130,7 @@ class _Flow:
         """Return what `|| other` does to the status."""
         text = self._source.text(other)
         first = text.split()[0]
-        if _HANDLES.search(text) or first not in ("true", ":", "echo", "printf"):
+        if _HANDLES.search(text) or first not in _PRINTS | {"true", ":"}:
             return _KEPT
         return _completed(f"`{first}` succeeds", fix=f"remove `|| {first}`, and {_FIX}")
 
@@ -141,7 +142,8 @@ class _Flow:
         if node.next_sibling is not None and node.next_sibling.type == "&":
             return self._in_background(node)
         texts = [self._source.text(one) for one in later]
-        handled = texts and _READS_STATUS.search(texts[0].split("\n", 1)[0])
+        first = texts[0].split("\n", 1)[0] if texts else ""
+        handled = _READS_STATUS.search(first) and first.split()[0] not in _PRINTS
         if stops or handled or last_exit > at:
             return _KEPT
         if not later or parent.type == "do_group":

@@ -7,7 +7,7 @@ from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script
 
 _OWN_PATH = pattern(r"\$\{?(?:0\b|BASH_SOURCE)")
-_HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|SLURM_JOB_ID:|\bsbatch\b")
+_HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|SLURM_JOB_ID:(?:-\}|\+)|\bsbatch\b")
 """Scripts that look for their directory in another way, or submit themselves."""
 _READS_ITSELF = pattern(r"\b(?:cat|cp|head|tail|md5sum|sha256sum|basename)\s+\"?\$\(")
 
