@@ -28,9 +28,10 @@ def idle_gpus(script: Script) -> Iterator[Hit]:
         -torchrun --standalone --nproc_per_node=2 train.py    # <- here
         +torchrun --standalone --nproc_per_node=4 train.py
     """
-    beside = any(c.background for c in script.commands) or script.assigned("CUDA_VISIBLE_DEVICES")
-    beside = beside or any("vllm" in shell.text.lower() for shell in script.shells)
-    if beside or len(script.started) != 1:
+    beside = any(c.background for c in script.commands)
+    serves = any("vllm" in shell.text.lower() for shell in script.shells)
+    chosen = script.assigned("CUDA_VISIBLE_DEVICES")
+    if beside or serves or chosen or len(script.started) != 1:
         return  # other programs may use the other GPUs
     for one in script.started:
         gpus, total = one.launch.amounts.gpus_per_node, _ranks_per_node(one)
