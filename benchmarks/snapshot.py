@@ -15,8 +15,8 @@ import time
 
 from measuring import summary, workshop, write_results
 
-from echelon.api.runs import render_spec
-from echelon.api.snapshot import take_snapshot
+from echelon.client.code.snapshot import take_snapshot
+from echelon.client.submit.runs import render_spec
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.run.code import verify_code

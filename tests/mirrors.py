@@ -1,8 +1,8 @@
 """A project, and sending it to a mirror."""
 
 from byte_streams import exchange
-from echelon.api.mirror import receive_project, send_project
-from echelon.api.project_description import (
+from echelon.client.remote.mirror import receive_project, send_project
+from echelon.client.remote.project_description import (
     describe_project,
 )
 from echelon.core.shell import LocalShell

@@ -3,7 +3,7 @@
 import json
 import time
 
-from echelon.api.sweeps import create_sweep
+from echelon.client.manage.sweeps import create_sweep
 from echelon.core.atomic_file import write_atomic
 from echelon.run.attempts import record_own_job
 from echelon.run.event_log import EventWriter

@@ -16,9 +16,9 @@ import typer
 import typer.main
 import variables
 
-from echelon.api.requests import POSITIONAL, SPELLING
 from echelon.cli.app import app
 from echelon.cli.options import GROUPS
+from echelon.client.submit.requests import POSITIONAL, SPELLING
 from echelon.core.codec import describe
 from echelon.launch.protocol.rank_environment import PRIVATE
 from echelon.run.event_log import Event

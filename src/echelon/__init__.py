@@ -11,8 +11,8 @@ from warnings import warn
 from echelon._version import __version__
 
 if TYPE_CHECKING:
-    from echelon.api.job_request import Request, request
-    from echelon.api.run_view import Run, as_completed, runs
+    from echelon.client.python.python_api import Request, request
+    from echelon.client.python.run_view import Run, as_completed, runs
     from echelon.errors import EchelonError, RunFailedError, TimedOutError
     from echelon.integrations.loop import loop
     from echelon.run.saved import last_saved, saved
@@ -65,22 +65,22 @@ _HOME = {
     "ElasticSampler": "echelon.train.sampler",
     "Group": "echelon.train.process_group",
     "ImageTransform": "echelon.train.images.transform",
-    "Request": "echelon.api.job_request",
+    "Request": "echelon.client.python.python_api",
     "ResumableLoader": "echelon.train.loading",
     "Result": "echelon.train.result",
-    "Run": "echelon.api.run_view",
+    "Run": "echelon.client.python.run_view",
     "RunFailedError": "echelon.errors",
     "StopBarrier": "echelon.train.stopping",
     "TimedOutError": "echelon.errors",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
-    "as_completed": "echelon.api.run_view",
+    "as_completed": "echelon.client.python.run_view",
     "detect": "echelon.world",
     "init": "echelon.train.process_group",
     "last_saved": "echelon.run.saved",
     "loop": "echelon.integrations.loop",
-    "request": "echelon.api.job_request",
-    "runs": "echelon.api.run_view",
+    "request": "echelon.client.python.python_api",
+    "runs": "echelon.client.python.run_view",
     "saved": "echelon.run.saved",
     "top_k": "echelon.train.metrics",
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from container_image import Image
 from docs.page import Page
-from echelon.clusters.ssh.brought import FOLDER
+from echelon.clusters.ssh.installed import FOLDER
 from requirements import SBIN, do_without, require, require_root
 from slurm.cluster import Cluster
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import damage_cases
-from echelon.api.runs import prepare_run
-from echelon.api.snapshot import take_snapshot
+from echelon.client.code.snapshot import take_snapshot
+from echelon.client.submit.runs import prepare_run
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.run.listing import list_runs

@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from echelon.api.mirror import hold_mirror
 from echelon.cli import main
-from echelon.clusters.ssh.brought import FOLDER
+from echelon.client.remote.mirror import hold_mirror
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.host import Host, LostConnectionError, Talk, parse_frame
+from echelon.clusters.ssh.installed import FOLDER
 from echelon.clusters.ssh.site import Site, check_host, default_workdir
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until

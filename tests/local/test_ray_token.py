@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from echelon.api.runs import prepare_run
 from echelon.cli import main
+from echelon.client.submit.runs import prepare_run
 from echelon.clusters.ray.address import HttpFetch
 from echelon.core.atomic_file import write_atomic
 from echelon.spec.job_spec import JobSpec

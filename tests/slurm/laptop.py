@@ -13,8 +13,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from echelon.clusters.ssh.bringing import build_archive
-from echelon.clusters.ssh.brought import FOLDER
+from echelon.clusters.ssh.install import build_archive
+from echelon.clusters.ssh.installed import FOLDER
 
 SLOW_LINK = Path(__file__).parents[1] / "slowlink.py"
 PROGRAMS = ("ssh", "git", "sh", "env", "python3")

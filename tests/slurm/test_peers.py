@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.api.runs import prepare_run
+from echelon.client.submit.runs import prepare_run
 from echelon.spec.merging import Layer, merge
 
 PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"

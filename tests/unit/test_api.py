@@ -39,7 +39,7 @@ def test_an_old_name_still_works_and_names_the_new_one():
 
 
 def test_a_request_from_python_has_the_keys_of_the_project_file():
-    from echelon.api.job_request import RequestOptions
+    from echelon.client.python.python_api import RequestOptions
 
     keys = {key.replace(".", "_") for key in KEYS} - {"script", "args"}
     own = {"on", "runs_dir", "address", "cluster", "host", "config", "max_running"}

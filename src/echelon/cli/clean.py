@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.api.places import Places
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
 from echelon.cli.runs import RUNS, AsJson, RunsDir, complete_run
+from echelon.client.manage.clusters import Places
 from echelon.core.units import counted, format_bytes, parse_duration
 from echelon.errors import ConflictError, UsageError
 from echelon.run.listing import find_run, list_runs
 
 if TYPE_CHECKING:
-    from echelon.api.cleaning import Holding
+    from echelon.client.manage.cleaning import Holding
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -56,7 +56,7 @@ def clean(
 
     Example: echelon clean --keep 5 --older 7d --dry-run
     """
-    from echelon.api.cleaning import choose, measure, remove  # noqa: PLC0415
+    from echelon.client.manage.cleaning import choose, measure, remove  # noqa: PLC0415
 
     older_s = parse_duration(older)
     if older_s is None:
@@ -81,7 +81,7 @@ def clean(
 
 
 def _check_named(found: "Sequence[Holding]", *, unfinished: bool) -> None:
-    from echelon.api.cleaning import find_use  # noqa: PLC0415
+    from echelon.client.manage.cleaning import find_use  # noqa: PLC0415
 
     for one in found:
         if why := find_use(one, unfinished=unfinished):
@@ -100,7 +100,7 @@ def _is_confirmed(about: str) -> bool:
 
 
 def _print(found: "Sequence[Holding]", now_s: float, *, as_json: bool) -> None:
-    from echelon.api.cleaning import show_age  # noqa: PLC0415
+    from echelon.client.manage.cleaning import show_age  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = [
         {

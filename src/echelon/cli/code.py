@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.api.host_files import fetched
-from echelon.api.places import choose_cluster, cluster_of
-from echelon.api.requests import change_request
 from echelon.cli import console
 from echelon.cli.help import LOOK, START, SectionedCommand
 from echelon.cli.host_options import on_host
@@ -28,6 +25,10 @@ from echelon.cli.runs import (
     announce,
     complete_run,
 )
+from echelon.client.manage.clusters import cluster_of
+from echelon.client.remote.host_files import fetched
+from echelon.client.submit.places import choose_cluster
+from echelon.client.submit.requests import change_request
 from echelon.core.jobs import describe_job
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
@@ -38,15 +39,15 @@ from echelon.run.request import read_code, read_layer
 from echelon.spec.job_spec import JobSpec
 
 if TYPE_CHECKING:
-    from echelon.api.code_diff import Side
+    from echelon.client.code.code_diff import Side
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 def diff_there(there: There) -> int:
     """Compare the code of a run on another host: there with another run, here with the project."""
-    from echelon.api.code_diff import read_project_at, read_run  # noqa: PLC0415
-    from echelon.api.project_files import find_root  # noqa: PLC0415
+    from echelon.client.code.code_diff import read_project_at, read_run  # noqa: PLC0415
+    from echelon.client.code.code_listing import find_root  # noqa: PLC0415
 
     if there.values["other"] != ".":
         return execute(there)
@@ -78,7 +79,7 @@ def diff(
 
     Example: echelon diff last
     """
-    from echelon.api.code_diff import read_project, read_run  # noqa: PLC0415
+    from echelon.client.code.code_diff import read_project, read_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     now = other == "."
@@ -87,7 +88,7 @@ def diff(
 
 
 def _print_changes(old: "Side", new: "Side", *, names: bool, as_json: bool) -> None:
-    from echelon.api.code_diff import compare, render_diff  # noqa: PLC0415
+    from echelon.client.code.code_diff import compare, render_diff  # noqa: PLC0415
 
     changes = compare(old, new)
     if as_json:
@@ -125,13 +126,13 @@ def rerun(
 
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
-    from echelon.api.mirror import hold_mirror  # noqa: PLC0415
-    from echelon.api.snapshot import copy_again  # noqa: PLC0415
-    from echelon.api.submission import check_request, start_run  # noqa: PLC0415
-    from echelon.api.trust import read_script  # noqa: PLC0415
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.cli.hosted_submit import find_submitted  # noqa: PLC0415
+    from echelon.client.code.snapshot import copy_again  # noqa: PLC0415
+    from echelon.client.manage.trust import read_script  # noqa: PLC0415
+    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
+    from echelon.client.remote.mirror import hold_mirror  # noqa: PLC0415
+    from echelon.client.submit.submission import check_request, start_run  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
@@ -169,7 +170,7 @@ def rerun(
 
 def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
     """Let the new run choose its output file, unless the request named one."""
-    from echelon.api.relocation import own_output  # noqa: PLC0415
+    from echelon.client.manage.relocation import own_output  # noqa: PLC0415
 
     return replace(spec, output="") if spec.output == own_output(run) else spec
 

@@ -9,7 +9,7 @@ from unicodedata import combining, east_asian_width
 from echelon.core.notes import is_terminal as is_terminal  # noqa: PLC0414  likewise
 from echelon.core.notes import note as note  # noqa: PLC0414  used as console.note
 from echelon.core.records import render_json
-from echelon.core.visible import in_one_line, visible
+from echelon.core.terminal_escape import in_one_line, visible
 from echelon.errors import EchelonError
 
 _NARROWEST = 4

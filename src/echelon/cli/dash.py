@@ -14,12 +14,12 @@ from typing import Annotated
 
 import typer
 
-from echelon.api.hosts import keep_trying, open_host, start, talking
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import There
 from echelon.cli.runs import RUNS, RunsDir, complete_run
+from echelon.client.remote.remote_calls import keep_trying, open_host, start, talking
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError
 from echelon.run.listing import find_run

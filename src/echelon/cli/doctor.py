@@ -73,8 +73,8 @@ def doctor(
 
 def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
     """Let the login host examine the nodes; it does not see our files."""
-    from echelon.api.hosts import make_site  # noqa: PLC0415
     from echelon.cli.remote import forward  # noqa: PLC0415
+    from echelon.client.remote.remote_calls import make_site  # noqa: PLC0415
 
     site = make_site(request, Path.cwd(), None)
     assert site is not None, "the caller knows that it has a host"
@@ -133,7 +133,7 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
 
     The third value is the digest of our programs.
     """
-    from echelon.api.runs import ship_launcher  # noqa: PLC0415
+    from echelon.client.submit.runs import ship_launcher  # noqa: PLC0415
 
     made = not runs.exists()
     make_private(runs)

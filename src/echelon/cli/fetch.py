@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from echelon.api.host_files import bring_files
-from echelon.api.hosts import Progress, locate
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import ClusterName, HostName
 from echelon.cli.runs import RUNS, Run
+from echelon.client.manage.locate import locate
+from echelon.client.remote.host_files import bring_files
+from echelon.client.remote.remote_calls import Progress
 from echelon.core.units import counted, format_bytes
 from echelon.errors import UsageError
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from echelon.api.waiting import carry_to_the_end, wait_for_run
 from echelon.cli import console
+from echelon.client.manage.waiting import carry_to_the_end, wait_for_run
 from echelon.clusters.base import Cluster
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.records import MOST_RANKS
+from echelon.core.terminal_escape import in_one_line, is_redrawn, settled
 from echelon.core.units import parse_duration
-from echelon.core.visible import in_one_line, is_redrawn, settled
 from echelon.errors import NotFoundError, UsageError
 from echelon.run.attempts import attempts, find_output
 from echelon.run.directory import RunDir

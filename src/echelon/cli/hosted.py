@@ -155,9 +155,9 @@ class Framed(io.TextIOBase):
 
 
 def _follow(wanted: dict[str, Any], frames: Frames) -> int:
-    from echelon.api.places import cluster_of  # noqa: PLC0415
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import Choice, Place, follow_run  # noqa: PLC0415
+    from echelon.client.manage.clusters import cluster_of  # noqa: PLC0415
+    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
 
     told = 0
@@ -208,7 +208,7 @@ def _answer(call: Call, stream: Stream) -> None:
 
         serve_submission(expand(call.folder), stream)
     elif call.argv[0] == SEND:
-        from echelon.api.fetching import send_files  # noqa: PLC0415
+        from echelon.client.remote.fetching import send_files  # noqa: PLC0415
         from echelon.run.listing import find_run  # noqa: PLC0415
 
         wanted = stream.receive()

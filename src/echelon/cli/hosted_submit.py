@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from echelon.api.places import choose_cluster, choose_spec
-from echelon.api.project_description import RUNS
-from echelon.api.requests import flatten
-from echelon.api.submission import (
+from echelon.client.remote.project_description import RUNS
+from echelon.client.submit.places import choose_cluster, choose_spec
+from echelon.client.submit.requests import flatten
+from echelon.client.submit.submission import (
     check_function,
     check_request,
     choose_snapshot,
@@ -38,7 +38,7 @@ from echelon.spec.merging import Layer, Merged, merge
 
 def serve_submission(workdir: Path, stream: Stream) -> None:
     """Receive a project, submit it, and answer with the run."""
-    from echelon.api.mirror import hold_mirror  # noqa: PLC0415
+    from echelon.client.remote.mirror import hold_mirror  # noqa: PLC0415
 
     wanted = stream.receive()
     with hold_mirror(workdir) as mirror, contextlib.redirect_stderr(io.StringIO()) as said:
@@ -82,7 +82,7 @@ def _submit_tasks(
     added: Mapping[str, bytes] | None,
 ) -> dict[str, Any]:
     """Create a sweep and submit its arrays; what an earlier call has done counts."""
-    from echelon.api.sweeps import create_sweep, submit_sweep  # noqa: PLC0415
+    from echelon.client.manage.sweeps import create_sweep, submit_sweep  # noqa: PLC0415
 
     path, asked = runs / wanted["run"], wanted["sweep"]
     again = is_sweep(path) and _is_queued(SweepDir.open(path), cluster)

@@ -51,7 +51,7 @@ def pull(
     """
     from dataclasses import replace  # noqa: PLC0415
 
-    from echelon.api.images import find_image  # noqa: PLC0415
+    from echelon.client.submit.images import find_image  # noqa: PLC0415
     from echelon.launch.container.store import choose_runtime  # noqa: PLC0415
 
     shell, store = LocalShell(), _open_store(request)

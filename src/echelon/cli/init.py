@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.api.project_file import PROJECT, PYPROJECT, has_project_table
-from echelon.api.requests import read_text
 from echelon.cli import console
 from echelon.cli.help import PREPARE
+from echelon.client.submit.config_file import PROJECT, PYPROJECT, has_project_table
+from echelon.client.submit.requests import read_text
 from echelon.core.atomic_file import write_atomic
 from echelon.core.ownership import find_intruder
 from echelon.core.proc import count_cpus

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.api.project_file import read_project, take_table
 from echelon.cli import console
 from echelon.cli.completion import complete_rule, offer
 from echelon.cli.help import CHECK
+from echelon.client.submit.config_file import read_project, take_table
 from echelon.core.proc import count_cpus
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError, NotPermittedError, UsageError

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from echelon.api.requests import SPELLING, read_request
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
 from echelon.cli.host_options import empty_option
+from echelon.client.submit.requests import SPELLING, read_request
 from echelon.errors import UsageError
 from echelon.spec import readers
 from echelon.spec.job_spec import KEYS, Key, show_value

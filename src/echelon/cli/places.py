@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from echelon.api.places import PLACES
 from echelon.cli.completion import offer
 from echelon.cli.defaults import RUNS
 from echelon.cli.help import CONFIGURATION
+from echelon.client.submit.places import PLACES
 from echelon.errors import UsageError
 from echelon.spec.merging import Merged
 

@@ -9,19 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from echelon.api.hosts import (
+from echelon.cli import console
+from echelon.client.manage.locate import find_site, locate
+from echelon.client.remote.remote_calls import (
     ask,
     ask_any,
-    find_site,
     follow_there,
     keep_trying,
-    locate,
     open_host,
     start,
     talking,
     unexpected,
 )
-from echelon.cli import console
 from echelon.core.frozen import frozen
 from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
@@ -195,9 +194,9 @@ def resume_there(there: There) -> int:
 
 def rerun_there(there: There) -> int:
     """Submit a run's code and request again."""
-    from echelon.api.project_files import find_root  # noqa: PLC0415
-    from echelon.api.register import forget_run, record_run  # noqa: PLC0415
-    from echelon.api.runs import name_run  # noqa: PLC0415
+    from echelon.client.code.code_listing import find_root  # noqa: PLC0415
+    from echelon.client.remote.register import forget_run, record_run  # noqa: PLC0415
+    from echelon.client.submit.runs import name_run  # noqa: PLC0415
     from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
@@ -230,7 +229,7 @@ def rerun_there(there: There) -> int:
 
 def submit_there(request: "Merged", *, wait: bool, show: bool, dry_run: bool, as_json: bool) -> int:
     """Submit a request to its host, and return the exit code."""
-    from echelon.api.host_submission import check_here, send_run  # noqa: PLC0415
+    from echelon.client.submit.host_submission import check_here, send_run  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if dry_run:
@@ -272,7 +271,7 @@ def sweep_there(
     as_json: bool,
 ) -> int:
     """Submit a sweep to the host of its request, and return the exit code."""
-    from echelon.api.host_submission import send_run  # noqa: PLC0415
+    from echelon.client.submit.host_submission import send_run  # noqa: PLC0415
 
     site, found = send_run(request, tasks=tasks, max_running=max_running)
     sweep, arrays = found.pop("run"), ", ".join(found["arrays"])
@@ -330,7 +329,7 @@ def with_files(*patterns: str) -> Callable[[There], int]:
     """Return how to execute a command here, on files of the run: it writes to this machine."""
 
     def run(there: There) -> int:
-        from echelon.api.host_files import fetched  # noqa: PLC0415
+        from echelon.client.remote.host_files import fetched  # noqa: PLC0415
 
         with fetched(there.site, there.run, patterns) as runs:
             there.command(**{**there.values, "run": "last", "runs_dir": runs})
@@ -347,7 +346,7 @@ def list_elsewhere(options: Sequence[str] = ()) -> list[tuple["Site", list[dict[
 
     All hosts are asked at the same time. `options` are those of `ps`.
     """
-    from echelon.api.register import is_inside, read_register  # noqa: PLC0415
+    from echelon.client.remote.register import is_inside, read_register  # noqa: PLC0415
 
     here = Path.cwd()
     known = [one for one in read_register(os.environ) if is_inside(here, one.project)]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.api.places import Places
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import There, execute, with_files
 from echelon.cli.runs import RUNS, Run, RunsDir
+from echelon.client.manage.clusters import Places
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
 from echelon.run.directory import RunDir

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echelon.api.places import Places, cluster_of
 from echelon.cli import console
 from echelon.cli.defaults import RUNS
+from echelon.client.manage.clusters import Places, cluster_of
 from echelon.core.jobs import RUNNING, Job, parse_states, short_id
 from echelon.core.units import render_age, render_time
 from echelon.errors import NotFoundError, UnavailableError
@@ -127,8 +127,8 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     found = list_sweeps(runs_dir)
     if not found:
         return []
-    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
     from echelon.cli.tasks import count_states  # noqa: PLC0415
+    from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
@@ -220,8 +220,8 @@ def logs(
     raw: bool = False,
 ) -> int:
     """Print a run's output."""
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
+    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     choice = Choice.of(found, rank=rank, tail=tail, since=since)
@@ -239,7 +239,7 @@ def logs(
 
 def stop(*, run: str, runs_dir: Path, address: str = "") -> int:
     """Ask a run to stop."""
-    from echelon.api.waiting import stop_all  # noqa: PLC0415
+    from echelon.client.manage.waiting import stop_all  # noqa: PLC0415
 
     if _cancel_waiting(runs_dir, run):
         return 0
@@ -252,7 +252,7 @@ def stop(*, run: str, runs_dir: Path, address: str = "") -> int:
 
 def cancel(*, run: str, runs_dir: Path, address: str = "") -> int:
     """End a run."""
-    from echelon.api.waiting import cancel_all  # noqa: PLC0415
+    from echelon.client.manage.waiting import cancel_all  # noqa: PLC0415
 
     if _cancel_waiting(runs_dir, run):
         return 0
@@ -265,7 +265,7 @@ def cancel(*, run: str, runs_dir: Path, address: str = "") -> int:
 
 def _cancel_waiting(runs_dir: Path, name: str) -> bool:
     """Cancel a task of a sweep that has not started yet; return whether the name is one."""
-    from echelon.api.sweeps import (  # noqa: PLC0415
+    from echelon.client.manage.sweeps import (  # noqa: PLC0415
         cancel_waiting,
         check_home,
         find_waiting,
@@ -292,7 +292,7 @@ def _cancel_waiting(runs_dir: Path, name: str) -> bool:
 
 def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Cluster"]:
     """Return a run that has a job, and its cluster."""
-    from echelon.api.relocation import check_original  # noqa: PLC0415
+    from echelon.client.manage.relocation import check_original  # noqa: PLC0415
 
     found = find_run(runs_dir, name)
     check_original(found)
@@ -305,7 +305,7 @@ def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Clu
 
 def _current(run: RunDir, cluster: "Cluster") -> Job | None:
     """Return the job to end; None, with a message, if the run has already ended."""
-    from echelon.api.outcomes import current_job  # noqa: PLC0415
+    from echelon.client.manage.run_status import current_job  # noqa: PLC0415
 
     job = current_job(run, cluster)
     if job.over and job.state not in FORGOTTEN:
@@ -316,7 +316,7 @@ def _current(run: RunDir, cluster: "Cluster") -> Job | None:
 
 def why(*, run: str, runs_dir: Path, as_json: bool) -> int:
     """Explain why a run failed."""
-    from echelon.api.outcomes import find_verdict  # noqa: PLC0415
+    from echelon.client.manage.run_status import find_verdict  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
 
     found = find_run(runs_dir, run)

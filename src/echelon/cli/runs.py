@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from echelon.api.places import Places, choose_cluster, choose_spec
 from echelon.cli import console, run_commands
 from echelon.cli.defaults import RUNS as RUNS  # noqa: PLC0414  used with the options below
 from echelon.cli.help import CONFIGURATION, LOOK, START
@@ -15,6 +14,8 @@ from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
 from echelon.cli.places import Address, NewAddress, On, goes_to_host
 from echelon.cli.remote import logs_there, resume_there
+from echelon.client.manage.clusters import Places
+from echelon.client.submit.places import choose_cluster, choose_spec
 from echelon.core.jobs import describe_job
 from echelon.errors import ConflictError, UsageError
 from echelon.run.directory import RunDir
@@ -26,7 +27,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
     runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
-    from echelon.api.register import read_register  # noqa: PLC0415
+    from echelon.client.remote.register import read_register  # noqa: PLC0415
 
     elsewhere = [one.run for one in reversed(read_register(os.environ))]
     names = ["last", *(run.run_id for run in reversed(list_runs(runs))), *elsewhere]
@@ -87,15 +88,15 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.api.parameters import take_array  # noqa: PLC0415
-    from echelon.api.submission import (  # noqa: PLC0415
+    from echelon.cli.following import follow_run  # noqa: PLC0415
+    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
+    from echelon.client.submit.parameters import take_array  # noqa: PLC0415
+    from echelon.client.submit.submission import (  # noqa: PLC0415
         Place,
         check_request,
         settle_request,
         start_run,
     )
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
-    from echelon.cli.following import follow_run  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if goes_to_host(request, on, runs_dir):
@@ -134,9 +135,9 @@ def run(
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
-    from echelon.api.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
+    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
+    from echelon.client.submit.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
     from echelon.clusters.local import describe_nodes, fit_allocation  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
@@ -277,13 +278,13 @@ def resume(
 
     Example: echelon resume last --follow
     """
-    from echelon.api.outcomes import current_job  # noqa: PLC0415
-    from echelon.api.relocation import settle_run  # noqa: PLC0415
-    from echelon.api.runs import submit_run  # noqa: PLC0415
-    from echelon.api.submission import remember  # noqa: PLC0415
-    from echelon.api.trust import read_script  # noqa: PLC0415
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
+    from echelon.client.manage.relocation import settle_run  # noqa: PLC0415
+    from echelon.client.manage.run_status import current_job  # noqa: PLC0415
+    from echelon.client.manage.trust import read_script  # noqa: PLC0415
+    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
+    from echelon.client.submit.runs import submit_run  # noqa: PLC0415
+    from echelon.client.submit.submission import remember  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found, cluster = run_commands.find_with_job(runs_dir, run, address)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from echelon.api.places import choose_cluster, choose_spec
 from echelon.cli import console
 from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.host_options import on_host
@@ -19,6 +18,7 @@ from echelon.cli.places import Address, On, goes_to_host
 from echelon.cli.remote import resume_sweep_there, sweep_there
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
+from echelon.client.submit.places import choose_cluster, choose_spec
 from echelon.core.units import counted
 from echelon.errors import ConflictError, UsageError
 from echelon.run.listing import find_sweep, list_sweeps
@@ -27,7 +27,7 @@ from echelon.run.verdict import headline
 from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
-    from echelon.api.sweeps import Task
+    from echelon.client.manage.sweeps import Task
 
 _CALLED = "echelon.sweep"
 """Where a context has the words of a command of the group."""
@@ -129,9 +129,9 @@ def sweep(
 
     Example: echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}
     """
-    from echelon.api.parameters import read_parameters  # noqa: PLC0415
-    from echelon.api.submission import check_request, choose_snapshot  # noqa: PLC0415
-    from echelon.api.sweeps import check_sweep, create_sweep  # noqa: PLC0415
+    from echelon.client.manage.sweeps import check_sweep, create_sweep  # noqa: PLC0415
+    from echelon.client.submit.parameters import read_parameters  # noqa: PLC0415
+    from echelon.client.submit.submission import check_request, choose_snapshot  # noqa: PLC0415
 
     rows = read_parameters(grid or [], file)
     if goes_to_host(request, on, runs_dir):
@@ -163,7 +163,7 @@ def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
 
 
 def _read(runs_dir: Path, name: str) -> tuple[SweepDir, "list[Task]"]:
-    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
+    from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
 
     sweep = find_sweep(runs_dir, name)
     return sweep, read_tasks(sweep, _slurm(runs_dir))
@@ -300,7 +300,7 @@ def stop(sweep: Sweep, *, runs_dir: RunsDir = RUNS) -> None:
 
     Example: echelon sweep stop last
     """
-    from echelon.api.sweeps import stop_sweep  # noqa: PLC0415
+    from echelon.client.manage.sweeps import stop_sweep  # noqa: PLC0415
 
     found = find_sweep(runs_dir, sweep)
     count = stop_sweep(found, _slurm(runs_dir))
@@ -328,8 +328,8 @@ def resume(
 
     Example: echelon sweep resume last
     """
-    from echelon.api.sweep_carrier import is_carried  # noqa: PLC0415
-    from echelon.api.sweeps import check_home, place_of, read_tasks  # noqa: PLC0415
+    from echelon.client.manage.sweep_runner import is_carried  # noqa: PLC0415
+    from echelon.client.manage.sweeps import check_home, place_of, read_tasks  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     found = find_sweep(runs_dir, sweep)

@@ -14,7 +14,7 @@ from echelon.run.sweep import SweepDir, escape, read_table
 from echelon.spec.job_spec import JobSpec
 
 if TYPE_CHECKING:
-    from echelon.api.sweeps import Task
+    from echelon.client.manage.sweeps import Task
     from echelon.clusters.slurm.cluster import SlurmCluster
 
 _POLL_S = 2.0
@@ -32,7 +32,7 @@ def submit_array(
     as_json: bool,
 ) -> int:
     """Submit the script of a job array as a sweep whose tasks differ in their index alone."""
-    from echelon.api.sweeps import create_sweep  # noqa: PLC0415
+    from echelon.client.manage.sweeps import create_sweep  # noqa: PLC0415
 
     literal = replace(spec, args=tuple(map(escape, spec.args)))
     rows = {index: dict[str, str]() for index in indices}
@@ -53,8 +53,8 @@ def submit_tasks(
 
 def start_tasks(sweep: SweepDir, cluster: Any, indices: list[int], *, as_json: bool) -> int:
     """Submit tasks to Slurm, or run them elsewhere to their end; return the exit code."""
-    from echelon.api.sweep_carrier import carry_out  # noqa: PLC0415
-    from echelon.api.sweeps import submit_sweep  # noqa: PLC0415
+    from echelon.client.manage.sweep_runner import carry_out  # noqa: PLC0415
+    from echelon.client.manage.sweeps import submit_sweep  # noqa: PLC0415
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def start_tasks(sweep: SweepDir, cluster: Any, indices: list[int], *, as_json: b
 
 def wait_for_tasks(sweep: SweepDir, cluster: "SlurmCluster") -> int:
     """Wait for all tasks of a sweep on Slurm; return 1 if one is not complete."""
-    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
+    from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
 
     while True:
         try:

@@ -16,7 +16,7 @@ from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
 from echelon.cli.runs import RUNS, Run, RunsDir
-from echelon.core.visible import settled
+from echelon.core.terminal_escape import settled
 from echelon.errors import UsageError
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run

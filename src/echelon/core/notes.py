@@ -2,7 +2,7 @@
 
 import sys
 
-from echelon.core.visible import visible
+from echelon.core.terminal_escape import visible
 
 
 def is_terminal() -> bool:

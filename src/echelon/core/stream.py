@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from echelon.core.records import MOST_COUNT, parse_json, render_json, to_count
-from echelon.core.visible import in_one_line
+from echelon.core.terminal_escape import in_one_line
 from echelon.errors import (
     ConflictError,
     EchelonError,

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from echelon.core.records import UnreadableError
-from echelon.core.visible import in_one_line
+from echelon.core.terminal_escape import in_one_line
 from echelon.errors import ConflictError, NotPermittedError, UnavailableError
 
 _MOST_PATH_BYTES = 4096

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.core.nodes import compress
-from echelon.core.visible import in_one_line
+from echelon.core.terminal_escape import in_one_line
 from echelon.launch.doctor.findings import describe, exclude_option, rate
 from echelon.launch.doctor.gpus import own_gpus
 from echelon.launch.doctor.results import Examined, Facts, Finding, Node

@@ -2,7 +2,7 @@
 
 Its text is copied into the run's code, beside the pickled function. It runs in the ranks' Python,
 which may have nothing of Echelon, and keeps what the function returns in the run directory: as a
-pickle, and as data for readers that do not trust this machine (`api/results.py`).
+pickle, and as data for readers that do not trust this machine (`client/python/results.py`).
 """
 
 import ctypes

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from echelon.core.terminal_escape import in_one_line
 from echelon.core.units import counted
-from echelon.core.visible import in_one_line
 from echelon.lint.rule import Finding, Rule, Severity
 
 _MOST_LINES = 8

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from echelon.core.frozen import frozen
+from echelon.core.terminal_escape import in_one_line
 from echelon.core.units import counted, render_time
-from echelon.core.visible import in_one_line
 from echelon.monitor.advice import RankFigures, Straggler, find_straggler
 from echelon.monitor.report import of_generation, rank_figures
 from echelon.monitor.state import NodeState, RankState, RunState

@@ -11,9 +11,9 @@ from dataclasses import asdict
 
 import pytest
 
-from echelon.api import waiting
-from echelon.api.runs import prepare_run, submit_run
 from echelon.cli import following, main
+from echelon.client.manage import waiting
+from echelon.client.submit.runs import prepare_run, submit_run
 from echelon.core.jobs import Job
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import submit_attempt

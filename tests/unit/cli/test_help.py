@@ -6,10 +6,10 @@ import shlex
 import pytest
 import typer.main
 
-from echelon.api.requests import POSITIONAL
 from echelon.cli import app, main
 from echelon.cli.help import CHECK, CONFIGURATION, LOOK, PREPARE, START
 from echelon.cli.options import GROUPS
+from echelon.client.submit.requests import POSITIONAL
 from echelon.spec.job_spec import KEYS
 
 EXAMPLE = re.compile(r"^  Example: (.+)$", re.MULTILINE)

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from echelon.api.runs import prepare_run
 from echelon.cli import main
+from echelon.client.submit.runs import prepare_run
 from echelon.clusters.ray.address import remember_address
 from echelon.clusters.ray.cluster import RayCluster
 from echelon.core.atomic_file import write_atomic

@@ -102,7 +102,13 @@ def test_what_they_take_is_what_the_command_takes(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("words", [["ps"], ["status"], ["why"], ["logs"]])
 def test_they_load_nothing_heavy(words, tmp_path):
-    heavy = ["typer", "rich", "echelon.spec.merging", "echelon.api.submission", "http.client"]
+    heavy = [
+        "typer",
+        "rich",
+        "echelon.spec.merging",
+        "echelon.client.submit.submission",
+        "http.client",
+    ]
     program = (
         "import sys\n"
         "from echelon.cli.main import run\n"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from echelon.api import hosts
-from echelon.api.host_files import claim_folder
-from echelon.api.host_submission import place_request
-from echelon.api.register import read_register, record_run
 from echelon.cli import main, remote
 from echelon.cli.host_options import render_line
 from echelon.cli.remote import There
+from echelon.client.remote import remote_calls as hosts
+from echelon.client.remote.host_files import claim_folder
+from echelon.client.remote.register import read_register, record_run
+from echelon.client.submit.host_submission import place_request
 from echelon.clusters.ssh.failures import CutError, UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site

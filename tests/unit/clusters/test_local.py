@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.api.outcomes import current_job
-from echelon.api.runs import prepare_run, submit_run
 from echelon.cli import main
+from echelon.client.manage.run_status import current_job
+from echelon.client.submit.runs import prepare_run, submit_run
 from echelon.clusters.local import LocalCluster, describe_nodes, fit_allocation
 from echelon.core.proc import start_time
 from echelon.core.shell import FakeShell

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from echelon.api.sweeps import create_sweep
-from echelon.api.trust import read_script
+from echelon.client.manage.sweeps import create_sweep
+from echelon.client.manage.trust import read_script
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, find_sweep, list_runs, list_sweeps

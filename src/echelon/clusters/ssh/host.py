@@ -10,15 +10,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from echelon.clusters.ssh.brought import FOLDER, find_id
 from echelon.clusters.ssh.call import LOST, MARK, Call
 from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.failures import UnreachableError, explain_ssh, is_lost
+from echelon.clusters.ssh.installed import FOLDER, find_id
 from echelon.clusters.ssh.site import Site
 from echelon.core.shell import Shell
 from echelon.core.stream import Stream
+from echelon.core.terminal_escape import in_one_line
 from echelon.core.userstate import state_folder
-from echelon.core.visible import in_one_line
 from echelon.errors import EchelonError, UnavailableError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Host:
         """
         talk = self._try(call)
         if talk is None:
-            from echelon.clusters.ssh.bringing import bring  # noqa: PLC0415
+            from echelon.clusters.ssh.install import bring  # noqa: PLC0415
 
             bring(self.connection, self.site.python, self._place)
             talk = self._try(call)

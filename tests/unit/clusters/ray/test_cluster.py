@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from echelon.api.outcomes import current_job
-from echelon.api.runs import choose_python, prepare_run, submit_run
+from echelon.client.manage.run_status import current_job
+from echelon.client.submit.runs import choose_python, prepare_run, submit_run
 from echelon.clusters.ray.address import (
     HttpFetch,
     JobName,

@@ -1,0 +1,1 @@
+"""Which files a run's code is, their copy and their differences."""

@@ -1,0 +1,178 @@
+"""What differs between the code of two runs, or between a run's code and its project."""
+
+import contextlib
+import difflib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from echelon.client.code.code_entries import examine, place_link, relocate_link
+from echelon.client.code.code_listing import find_kind, list_project
+from echelon.client.code.snapshot import read_own_manifest
+from echelon.core.frozen import frozen
+from echelon.core.shell import Shell
+from echelon.core.tree import BlockedError, Tree
+from echelon.errors import NotFoundError
+from echelon.run.code import Code, CopiedFile, Manifest, read_manifest
+from echelon.run.directory import RunDir
+from echelon.run.request import read_code
+
+_MOST_BYTES = 2**20
+"""Size of the longest file whose lines are compared."""
+_LINK = "link to "
+
+
+@frozen
+class Side:
+    """One of two versions of the code."""
+
+    name: str
+    folder: Path
+    files: Mapping[str, str]
+    """By path, what identifies a file's content: its digest, or a link's target."""
+
+    def read(self, path: str) -> tuple[bytes, int]:
+        """Return the beginning of a file, and its size; nothing if it is not there."""
+        identity = self.files.get(path)
+        if identity is None:
+            return b"", 0
+        if identity.startswith(_LINK):
+            return f"{identity}\n".encode(), len(identity) + 1
+        # Not by its path: a damaged copy may have a link or a pipe in the file's place.
+        try:
+            with Tree(self.folder) as tree, tree.open(path) as file:
+                return file.read(_MOST_BYTES), os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, BlockedError):
+            return b"", 0
+
+
+def find_code(run: RunDir) -> Code:
+    """Return which code a run executes.
+
+    Raises:
+        NotFoundError: it has no copy.
+    """
+    code = read_code(run)
+    if code is None:
+        raise NotFoundError(
+            f"the run '{run.run_id}' has no copy of its code: it executes the project itself",
+            hint="`echelon submit` takes a copy, and `echelon run --snapshot`",
+        )
+    return code
+
+
+def read_run(run: RunDir) -> Side:
+    """Return the code of a run.
+
+    Raises:
+        NotFoundError: it has no copy.
+    """
+    code = find_code(run)
+    return Side(name=run.run_id, folder=run.code, files=_identify(read_manifest(run), code.root))
+
+
+def _identify(manifest: Manifest, root: str) -> dict[str, str]:
+    links = {
+        path: f"{_LINK}{target}"
+        for path, target in manifest.links.items()
+        if target != f"{root}/{path}"  # something beside the code
+    }
+    return {path: one.digest for path, one in manifest.files.items()} | links
+
+
+def read_project(run: RunDir, shell: Shell) -> Side:
+    """Return the code of a run's project as it is now.
+
+    Raises:
+        NotFoundError: the run has no copy, or the project is gone.
+    """
+    code = find_code(run)
+    root, own = Path(code.root), read_own_manifest(run)
+    if not root.is_dir():
+        raise NotFoundError(
+            f"the project of the run '{run.run_id}' is gone: {root}",
+            hint=f"its code is in {run.code}",
+        )
+    known = own.files if own else {}
+    return _read_folder(root, root, run.path.parent.resolve(), known, shell)
+
+
+def read_project_at(run: RunDir, root: Path, shell: Shell) -> Side:
+    """Return the code of a project as it is now, to compare it with a run of another machine.
+
+    Args:
+        run: the run, which may have been fetched: only its request and manifest are read.
+        root: the project's directory on this machine.
+        shell: runs git.
+
+    Raises:
+        NotFoundError: the run has no copy, or there is no project.
+    """
+    code = find_code(run)
+    if not root.is_dir():
+        raise NotFoundError(f"there is no project in {root}", hint="pass its directory")
+    root, runs = root.resolve(), run.path.parent.resolve()
+    runs = runs if runs.is_relative_to(root) else root / "runs"
+    # The times in the manifest are those of files on the other machine.
+    return _read_folder(root, Path(code.root), runs, {}, shell)
+
+
+def _read_folder(
+    root: Path, origin: Path, runs: Path, known: Mapping[str, CopiedFile], shell: Shell
+) -> Side:
+    """Return the code in a folder; links are as if it were in the folder `origin`."""
+    listing = list_project(root, shell, kind=find_kind(root), runs=runs)
+    files = {}
+    with Tree(root) as tree:
+        for entry in examine(root, listing):
+            copied = known.get(entry.path)
+            if entry.target:
+                target = relocate_link(root, entry.path, entry.target)
+                files[entry.path] = f"{_LINK}{place_link(origin, entry.path, target)}"
+            elif copied and copied.source == entry.stamp:
+                files[entry.path] = copied.digest
+            else:
+                # It may be deleted meanwhile.
+                with (
+                    contextlib.suppress(FileNotFoundError, BlockedError),
+                    tree.open(entry.path) as file,
+                ):
+                    files[entry.path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return Side(name=".", folder=root, files=files)
+
+
+def compare(old: Side, new: Side) -> dict[str, str]:
+    """Return the files that differ, by path: whether each was added, removed or changed. Pure."""
+    return {
+        path: "added"
+        if path not in old.files
+        else "removed"
+        if path not in new.files
+        else "changed"
+        for path in sorted({*old.files, *new.files})
+        if old.files.get(path) != new.files.get(path)
+    }
+
+
+def render_diff(old: Side, new: Side) -> Iterator[str]:
+    """Yield the lines of a unified diff, as `patch -p1` reads it."""
+    for path, change in compare(old, new).items():
+        (before, was), (after, size) = old.read(path), new.read(path)
+        if b"\0" in before + after or max(was, size) > _MOST_BYTES:
+            yield f"{path}: {change}, {was} → {size} bytes"
+            continue
+        names = (
+            os.devnull if change == "added" else f"{old.name}/{path}",
+            os.devnull if change == "removed" else f"{new.name}/{path}",
+        )
+        texts = (_lines(before), _lines(after))
+        for line in difflib.unified_diff(*texts, *names):
+            whole = line.rstrip("\n")
+            yield whole
+            if whole == line and not line.startswith(("---", "+++", "@@")):
+                yield "\\ No newline at end of file"
+
+
+def _lines(content: bytes) -> list[str]:
+    return content.decode(errors="replace").splitlines(keepends=True)

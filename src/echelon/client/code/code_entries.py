@@ -1,0 +1,87 @@
+"""The files and links of a project as they are on disk: their sizes, times, targets and content."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from echelon.client.code.code_listing import IGNORE, Listing
+from echelon.core.frozen import frozen
+from echelon.core.tree import BlockedError, Tree
+from echelon.errors import UsageError
+from echelon.run.code import Stamp
+
+_TRIES = 3
+"""How often a file is read that changes meanwhile."""
+
+
+@frozen
+class Entry:
+    """A file or link of a project."""
+
+    path: str
+    stamp: Stamp
+    mode: int
+    target: str = ""
+    """Of a link."""
+
+
+def examine(root: Path, listing: Listing) -> Iterator[Entry]:
+    """Yield the files and links of a listing that exist, with their size and times."""
+    with Tree(root) as tree:
+        for path in listing.code:
+            # Deleted meanwhile, or git still lists the files of a folder that became a link.
+            with contextlib.suppress(FileNotFoundError, BlockedError):
+                found = tree.find(path)
+                if found and stat.S_ISLNK(found.st_mode):
+                    target = tree.read_link(path)
+                    yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode, target=target)
+                elif found and stat.S_ISREG(found.st_mode):
+                    yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode)
+
+
+def place_link(root: Path, path: str, target: str) -> str:
+    """Return the target of a link's copy: inside the copy if it was inside the project. Pure."""
+    folder = root / os.path.dirname(path)  # noqa: PTH120
+    full = os.path.normpath(folder / target)
+    if full == str(root) or full.startswith(f"{root}/"):
+        return os.path.relpath(full, folder)
+    return full
+
+
+def relocate_link(root: Path, path: str, target: str) -> str:
+    """Return the target of a link's copy on another machine. Pure.
+
+    A link to somewhere in the project is relative. Any other is the same as here, although what it
+    leads to may not exist there.
+    """
+    placed = place_link(root, path, target)
+    return target if os.path.isabs(placed) else placed  # noqa: PTH117  text
+
+
+def read_settled(tree: Tree, entry: Entry) -> tuple[bytes, Stamp, bool] | None:
+    """Return a file's content, its size and times, and whether it changed a moment ago.
+
+    None if it is gone.
+    """
+    full = f"{tree.root}/{entry.path}"
+    try:
+        for _ in range(_TRIES):
+            with tree.open(entry.path) as file:
+                before = Stamp.of(os.fstat(file.fileno()))
+                content = file.read()
+                after = Stamp.of(os.fstat(file.fileno()))
+            if before == after and len(content) == before.size:
+                return content, before, before.is_recent()
+    except (FileNotFoundError, BlockedError):
+        return None
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {full}: {error.strerror}",
+            hint=f"exclude it: echo '/{entry.path}' >> '{tree.root}/{IGNORE}'",
+        ) from error
+    raise UsageError(
+        f"{full} changes all the time, so it cannot be copied",
+        hint=f"exclude it: echo '/{entry.path}' >> '{tree.root}/{IGNORE}'",
+    )

@@ -1,0 +1,418 @@
+"""Lists the files of a project: what belongs to its code, and what lies beside it.
+
+With git, the code is what `git add` would add, in submodules and nested repositories too. Without
+git, it is the script's folder without caches, environments, data and runs. In a mirror, it is what
+was sent there (`client/remote/mirror.py`). `.echelonignore` in the project's directory excludes
+more, in the syntax of .gitignore but without `!`.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+from echelon.client.code.mirror_record import (
+    OWN_FOLDER,
+    Commit,
+    has_record,
+    is_changed,
+    list_beside,
+    read_mirror,
+)
+from echelon.core.frozen import frozen
+from echelon.core.git import list_filters, run_git
+from echelon.core.records import read_bytes
+from echelon.core.shell import Shell
+from echelon.core.tree import folders
+from echelon.errors import MissingProgramError, UsageError
+from echelon.run.directory import FETCHED
+
+IGNORE = ".echelonignore"
+MOST_FILES = 50_000
+
+_STAGED = re.compile(r"([0-7]{6}) [0-9a-f]{40,64} [0-3]\t")
+"""What git writes before the path of a file that it tracks."""
+_SUBMODULE = "160000"
+_CACHES = frozenset(
+    {
+        OWN_FOLDER,
+        *("__pycache__", ".git", ".hg", ".svn", ".cache", ".ipynb_checkpoints", ".tox", ".nox"),
+        *(".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules", ".venv", "venv"),
+    }
+)
+"""Folders that are neither copied nor linked."""
+_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+"""Entries of a folder that is a Python environment."""
+_SECRETS = (
+    *(
+        r"\.ssh",
+        r"\.gnupg",
+        r"\.pki",
+        r"\.aws",
+        r"\.azure",
+        r"\.oci",
+        r"\.gcloud",
+        r"\.boto",
+        r"\.s3cfg",
+    ),
+    *(r"\.kube", r"\.docker", r"\.terraform\.d", r"\.config", r"\.local", r"\.password-store"),
+    *(
+        r"\.netrc",
+        r"\.pgpass",
+        r"\.my\.cnf",
+        r"\.git-credentials",
+        r"\.Xauthority",
+        r"\.vault-token",
+    ),
+    *(
+        r"\.env(\.(?!example$|sample$|template$)[^/]+)?",
+        r"\.envrc",
+        r"\.Renviron",
+        r"\.databrickscfg",
+    ),
+    *(r"\.pypirc", r"\.npmrc", r"\.huggingface", r"\.kaggle", r"\.cargo/credentials(\.toml)?"),
+    *(r"\.dockercfg", r"_netrc", r"\.terraformrc", r"\.modal\.toml", r"\.streamlit/secrets\.toml"),
+    r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?",
+    *(r"\.[a-z_]*_history", r"\.zhistory", r"\.histfile", r"\.viminfo", r"\.lesshst"),
+)
+"""Entries of a home directory that hold secrets: no project needs them as code."""
+_SECRET = re.compile(rf"(.*/)?({'|'.join(_SECRETS)})(/.*)?", re.IGNORECASE | re.DOTALL)
+_RUN = frozenset({"job.sbatch", "spec.toml"})
+"""Entries of a folder that is a run."""
+_DATA = frozenset(
+    {
+        *("data", "dataset", "datasets", "checkpoints", "ckpt", "logs", "outputs", "results"),
+        *("runs", "wandb", "mlruns", "lightning_logs", "tensorboard"),
+    }
+)
+"""Folders that are data unless there is Python code in them; only without git."""
+
+
+@frozen
+class Listing:
+    """The files of a project; all paths are relative to its directory."""
+
+    code: tuple[str, ...]
+    """Files and links."""
+    beside: tuple[str, ...]
+    """Files and folders that are not part of the code; no code is inside of these folders."""
+
+
+class Kind(StrEnum):
+    """How the code of a project is known."""
+
+    MIRROR = "mirror"
+    """A copy that was sent from another machine; its record lists the files."""
+    GIT = "git"
+    FOLDER = "folder"
+
+
+def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Kind]:
+    """Return a project's directory, and what kind of project it is.
+
+    A mirror comes before a repository, unless that is inside of the mirror.
+
+    Args:
+        folder: the working directory.
+        script: the training script; None for a module, which is searched in the working directory.
+        shell: runs git.
+    """
+    place = script.parent if script else folder
+    if mirror := find_mirror(place.resolve()):
+        return mirror, Kind.MIRROR
+    for start in (folder, place):
+        top = _find_repository(start, shell)
+        if top is not None and place.resolve().is_relative_to(top):
+            return top, Kind.GIT
+    return place.resolve(), Kind.FOLDER
+
+
+def find_kind(root: Path) -> Kind:
+    """Return what kind of project a directory is, if it is the directory of one."""
+    if has_record(root):
+        return Kind.MIRROR
+    return Kind.GIT if (root / ".git").exists() else Kind.FOLDER
+
+
+def find_mirror(folder: Path) -> Path | None:
+    """Return the mirror that a folder is in; None if there is none."""
+    kinds = ((path, find_kind(path)) for path in (folder, *folder.parents))
+    found = next((one for one in kinds if one[1] != Kind.FOLDER), None)
+    return found[0] if found and found[1] == Kind.MIRROR else None
+
+
+def _find_repository(folder: Path, shell: Shell) -> Path | None:
+    folder = folder.resolve()
+    # Not what git says: a repository's own settings can name any folder (core.worktree).
+    top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    if top is None:
+        return None
+    try:
+        done = run_git(folder, ["rev-parse", "--show-toplevel"], shell)
+    except MissingProgramError:
+        return None
+    if done.code == 0:
+        return top
+    if "not a git repository" in done.stderr or not done.stderr:
+        return None
+    raise UsageError(
+        f"git cannot read the repository of {folder}: {done.stderr.strip().splitlines()[0]}",
+        hint="repair it, or execute the files as they are then: --no-snapshot",
+    )
+
+
+def list_project(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Listing:
+    """List the files of a project.
+
+    Args:
+        root: its directory.
+        shell: runs git.
+        kind: what kind of project it is.
+        runs: the directory of runs, which may be inside the project.
+    """
+    if kind == Kind.MIRROR:
+        listed = _list_mirror(root)
+    elif kind == Kind.GIT:
+        listed = _list_repository(root, shell, runs=runs)
+    else:
+        listed = _list_folder(root, runs=runs)
+    ignores = read_ignores(root)
+    code = [
+        path
+        for path in listed.code
+        if not _SECRET.fullmatch(path) and not any(one.fullmatch(path) for one in ignores)
+    ]
+    excluded = set(listed.code) - set(code)
+    in_runs = find_runs(code)
+    code = [path for path in code if not path.startswith(in_runs)]
+    beside = find_topmost(code, [*listed.beside, *sorted(excluded)])
+    return Listing(code=tuple(code), beside=tuple(_linkable(root, beside, runs)))
+
+
+def _linkable(root: Path, paths: Iterable[str], runs: Path) -> Iterator[str]:
+    """Leave out caches, and what contains the runs: programs that follow links would not end."""
+    for path in paths:
+        names = path.split("/")
+        inside = runs.is_relative_to(root / path) or (root / path).is_relative_to(runs)
+        if not inside and _CACHES.isdisjoint(names):
+            yield path
+
+
+def find_topmost(code: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the other entries, or the topmost folders around them without code. Pure."""
+    holders = {folder for path in code for folder in folders(path)}
+    found: dict[str, None] = {}
+    for path in others:
+        outside = (folder for folder in folders(path) if folder not in holders)
+        found[next(outside, path.rstrip("/"))] = None
+    return list(found)
+
+
+def find_runs(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders of runs among paths, each with a slash at its end. Pure."""
+    marks: dict[str, set[str]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if name in _RUN or name == FETCHED:
+            marks.setdefault(folder, set()).add(name)
+    return tuple(f"{folder}/" for folder, names in marks.items() if folder and _is_run(names))
+
+
+def _is_run(names: set[str]) -> bool:
+    """Tell whether a folder with these entries is a run, or was fetched from another host."""
+    return names >= _RUN or FETCHED in names
+
+
+# --- a mirror ---------------------------------------------------------------------------------
+
+
+def _list_mirror(root: Path) -> Listing:
+    record = read_mirror(root)
+    code = (*record.files, *record.links)
+    return Listing(code=code, beside=tuple(list_beside(root, code)))
+
+
+# --- with git ---------------------------------------------------------------------------------
+
+
+def _list_repository(root: Path, shell: Shell, *, runs: Path) -> Listing:
+    listing = ["ls-files", "-z", "--exclude-standard"]
+    if runs.is_relative_to(root) and runs != root:
+        listing.append(f"--exclude=/{_escape(str(runs.relative_to(root)))}/")
+    code: dict[str, None] = {}
+    nested: list[str] = []
+    for entry in _run_git(root, shell, [*listing, "--cached", "--stage", "--others"]):
+        staged = _STAGED.match(entry)
+        path = entry[staged.end() :] if staged else entry.rstrip("/")
+        if staged[1] == _SUBMODULE if staged else entry.endswith("/"):
+            nested.append(path)
+        else:
+            code[path] = None
+    beside = _run_git(root, shell, [*listing, "--others", "--ignored", "--directory"])
+    in_runs = find_runs(list(code))  # first: nothing in them is a repository of the project
+    for path in nested:
+        if _is_repository(root / path) and not f"{path}/".startswith(in_runs):
+            inner = _list_repository(root / path, shell, runs=runs)
+            code |= dict.fromkeys(f"{path}/{one}" for one in inner.code)
+            beside += [f"{path}/{one}" for one in inner.beside]
+    return Listing(code=tuple(code), beside=tuple(beside))
+
+
+def _escape(text: str) -> str:
+    """Quote a path for a pattern of git."""
+    return re.sub(r"([\\*?\[\]])", r"\\\1", text)
+
+
+def _run_git(
+    root: Path, shell: Shell, words: Sequence[str], settings: Sequence[str] = ()
+) -> list[str]:
+    done = run_git(root, words, shell, settings=settings, is_root=True)
+    if done.code:
+        raise UsageError(
+            f"git cannot list the files of {root}: {done.stderr.strip()}",
+            hint="repair the repository, or execute the files as they are then: --no-snapshot",
+        )
+    found = [path for path in done.stdout.split("\0") if path]
+    for path in found:
+        if "\N{REPLACEMENT CHARACTER}" in path and not os.path.lexists(root / path):
+            raise UsageError(
+                f"the name of a file in {root} is not UTF-8: {path}",
+                hint="rename it, or add it to .gitignore",
+            )
+    return found
+
+
+def read_commit(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Commit:
+    """Return the commit that is checked out, and whether files differ from it.
+
+    For a mirror, it is the commit of the project that was sent. Without git, it is empty.
+    """
+    if kind == Kind.MIRROR:
+        record = read_mirror(root)
+        return replace(record.commit, dirty=record.commit.dirty or is_changed(root, record))
+    if kind == Kind.FOLDER:
+        return Commit()
+    # Git itself would examine submodules with the filters that their settings name.
+    words = ["status", "--porcelain=v2", "--branch", "-z", "--no-renames"]
+    words += ["--ignore-submodules=dirty", "--", "."]
+    if runs.is_relative_to(root) and runs != root:
+        words.append(f":(exclude,literal){runs.relative_to(root)}")
+    found = parse_commit(_run_git(root, shell, words, list_filters(root, shell)))
+    inner = (
+        read_commit(root / path, shell, kind=kind, runs=runs)
+        for path in _list_submodules(root, shell)
+    )
+    return replace(found, dirty=found.dirty or any(one.dirty for one in inner))
+
+
+def _list_submodules(root: Path, shell: Shell) -> list[str]:
+    staged = (
+        _STAGED.match(entry) for entry in _run_git(root, shell, ["ls-files", "-z", "--stage"])
+    )
+    found = (one.string[one.end() :] for one in staged if one and one[1] == _SUBMODULE)
+    return [path for path in found if _is_repository(root / path)]
+
+
+def _is_repository(folder: Path) -> bool:
+    """Tell whether a folder is a repository, and is reached without links: these may be cyclic."""
+    return (folder / ".git").exists() and folder.resolve() == folder
+
+
+def parse_commit(lines: Iterable[str]) -> Commit:
+    """Parse the output of `git status --porcelain=v2 --branch -z`. Pure."""
+    said, dirty = {}, False
+    for line in lines:
+        if line.startswith("# "):
+            name, _, value = line[2:].partition(" ")
+            said[name] = value
+        else:
+            dirty = True
+    commit, branch = said.get("branch.oid", ""), said.get("branch.head", "")
+    return Commit(
+        commit="" if commit == "(initial)" else commit,
+        branch="" if branch == "(detached)" else branch,
+        dirty=dirty,
+    )
+
+
+# --- without git ------------------------------------------------------------------------------
+
+
+def _list_folder(root: Path, *, runs: Path) -> Listing:
+    code: list[str] = []
+    beside: list[str] = []
+    left = [""]
+    while left and len(code) <= MOST_FILES:
+        before = left.pop()
+        try:
+            with os.scandir(root / before) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {root / before}: {error.strerror}",
+                hint=f"exclude it: echo /{before} >> {root / IGNORE}",
+            ) from error
+        for entry in entries:
+            path = f"{before}{entry.name}"
+            if not entry.is_dir(follow_symlinks=False):
+                plain = entry.is_file(follow_symlinks=False) or entry.is_symlink()
+                (code if plain else beside).append(path)
+            elif Path(entry.path) == runs or _is_beside(Path(entry.path)):
+                beside.append(f"{path}/")
+            else:
+                left.append(f"{path}/")
+    return Listing(code=tuple(code), beside=tuple(beside))
+
+
+def _is_beside(folder: Path) -> bool:
+    """Tell whether a folder is a cache, an environment, data or a run."""
+    if folder.name in _CACHES or _SECRET.fullmatch(folder.name):
+        return True
+    names = set(os.listdir(folder)) if os.access(folder, os.R_OK) else set()  # noqa: PTH208  names
+    if not names.isdisjoint(_ENVIRONMENT) or _is_run(names):
+        return True
+    return folder.name in _DATA and not any(name.endswith(".py") for name in names)
+
+
+# --- .echelonignore ---------------------------------------------------------------------------
+
+
+def read_ignores(root: Path) -> list[re.Pattern[str]]:
+    """Return the patterns in a project's `.echelonignore`.
+
+    Raises:
+        UsageError: a pattern begins with `!`.
+    """
+    try:
+        lines = read_bytes(root / IGNORE).decode(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    if wrong := next((line for line in lines if line.startswith("!")), ""):
+        raise UsageError(
+            f"{root / IGNORE} has the line '{wrong}', but nothing can be included again there",
+            hint="remove the line, and make the one before it more specific",
+        )
+    return [parse_ignore(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def parse_ignore(line: str) -> re.Pattern[str]:
+    """Return a pattern for the paths that a line excludes, as in .gitignore. Pure."""
+    text = line.strip()
+    anchored = "/" in text.rstrip("/")
+    body = "".join(map(_translate, re.findall(r"\*\*/|/\*\*$|\*|\?|\[[^\]]+\]|.", text.strip("/"))))
+    inside = "/.+" if text.endswith("/") else "(?:/.+)?"
+    try:
+        return re.compile(f"{'' if anchored else '(?:.+/)?'}{body}{inside}", re.DOTALL)
+    except re.error as error:
+        raise UsageError(
+            f"'{line}' is not a pattern: {error}", hint="write * for any name"
+        ) from error
+
+
+def _translate(piece: str) -> str:
+    known = {"**/": "(?:.+/)?", "/**": "/.+", "*": "[^/]*", "?": "[^/]"}
+    if piece.startswith("[") and len(piece) > 1:
+        return piece.replace("[!", "[^", 1)
+    return known.get(piece) or re.escape(piece)

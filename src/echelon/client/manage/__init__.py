@@ -1,0 +1,1 @@
+"""Find, wait for, stop, resume and remove runs."""

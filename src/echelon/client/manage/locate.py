@@ -1,0 +1,52 @@
+"""Where a run is: on this machine, or on which other host."""
+
+import contextlib
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.client.remote.register import find_entry, read_register
+from echelon.client.remote.remote_calls import make_site
+from echelon.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from echelon.clusters.ssh.site import Site
+    from echelon.run.directory import RunDir
+
+
+def find_site(cluster: str, host: str) -> "Site | None":
+    """Return the site that options name, with the project's folder there; None without options."""
+    if not cluster and not host:
+        return None
+    from echelon.client.submit.requests import read_request  # noqa: PLC0415
+
+    folder = Path.cwd()
+    return make_site(
+        read_request({"cluster": cluster, "host": host}, folder, os.environ), folder, None
+    )
+
+
+def locate(
+    name: str, runs_dir: Path, cluster: str, host: str, *, sweep: bool = False
+) -> tuple["Site | None", str]:
+    """Return where a run or sweep is, and its name there; no site if it is on this machine."""
+    if site := find_site(cluster, host):
+        return site, name
+    entry = find_entry(read_register(os.environ), name, Path.cwd(), sweep=sweep)
+    if entry is None or (name != "last" and _find_here(runs_dir, name, sweep)):
+        return None, name
+    here = _find_here(runs_dir, name, sweep) if name == "last" else None
+    if here and here.spec.stat().st_mtime > datetime.fromisoformat(entry.submitted).timestamp():
+        return None, name
+    return entry.site, entry.run
+
+
+def _find_here(runs_dir: Path, name: str, sweep: bool) -> "RunDir | None":
+    if not runs_dir.is_dir():
+        return None
+    from echelon.run.listing import find_run, find_sweep  # noqa: PLC0415
+
+    with contextlib.suppress(NotFoundError):
+        return find_sweep(runs_dir, name).files if sweep else find_run(runs_dir, name)
+    return None

@@ -1,0 +1,1 @@
+"""Functions, results, runs and sweeps from Python."""

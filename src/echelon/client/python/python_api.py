@@ -1,0 +1,357 @@
+"""Submits scripts and functions from Python: `echelon.request(nodes=2).submit(train, lr=0.1)`."""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack, overload
+
+from echelon.client.code.code_listing import find_root
+from echelon.client.manage.sweeps import check_sweep
+from echelon.client.python.background_sweep import start_mapped
+from echelon.client.python.functions import Call, PackedFunction, pack_function
+from echelon.client.python.hosted_run import HostedRun, HostedTask, HostedTasks
+from echelon.client.python.local_run import LocalRun
+from echelon.client.python.run_view import Run, default_runs
+from echelon.client.submit.host_submission import send_run
+from echelon.client.submit.parameters import check_names
+from echelon.client.submit.requests import read_request
+from echelon.client.submit.submission import (
+    Place,
+    check_function,
+    check_request,
+    settle_request,
+    start_run,
+    submit_request,
+)
+from echelon.core.frozen import frozen
+from echelon.core.shell import LocalShell
+from echelon.errors import UsageError
+from echelon.launch.function_call import FOLDER, PROGRAM
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.merging import Merged
+
+T = TypeVar("T")
+
+
+class RequestOptions(TypedDict, total=False):
+    """Everything that a request can say; the keys are those of echelon.toml."""
+
+    on: str
+    """Where to run: `slurm` (the default), `ray` or `local`."""
+    runs_dir: str | Path
+    address: str
+    cluster: str
+    host: str
+    config: str | Path
+    max_running: int
+    """How many runs of `map` and `grid` run at a time."""
+    trust_host: bool
+    """Read pickles from the host that could execute code here."""
+    module: bool
+    style: str
+    name: str
+    partition: str
+    account: str
+    qos: str
+    constraint: str
+    nodelist: str
+    exclude: str
+    dependency: str
+    nodes: int | str
+    gpus: int
+    gpu_type: str
+    gpu_option: str
+    procs: int
+    cpus_per_task: int
+    cpus_per_gpu: int
+    mem: int | str
+    mem_per_cpu: int | str
+    mem_per_gpu: int | str
+    time: int | str
+    wait_all_nodes: bool
+    signal_lead: int | str
+    restarts: int
+    hang_timeout: int | str
+    on_hang: str
+    grace: int | str
+    hand_over: str
+    telemetry: bool
+    node_check: str
+    forgive_after: int | str
+    preflight: bool
+    preload: Iterable[str]
+    chdir: str
+    output: str
+    notify: str
+    mail: str
+    mail_user: str
+    mail_type: Iterable[str]
+    snapshot: bool
+    python: str
+    venv: str
+    conda: str
+    modules: Iterable[str]
+    prologue: Iterable[str]
+    env: Mapping[str, str]
+    image: str
+    image_runtime: str
+    image_mounts: Iterable[str]
+    image_env: Mapping[str, str]
+    image_workdir: str
+    image_python: str
+    image_options: Iterable[str]
+    image_cache: str
+    stage: bool
+    stage_dir: str
+    stage_limit: int | str
+    slurm_extra: Mapping[str, str]
+
+
+_PLACE = ("on", "runs_dir", "address", "max_running", "trust_host")
+
+
+def request(**options: Unpack[RequestOptions]) -> "Request":
+    """Return a request: what to run on, with the keys of echelon.toml.
+
+    The project's echelon.toml and the user's own settings apply too, as they do for `echelon
+    submit`. Files are read, and everything is checked, when something is submitted.
+    """
+    known = RequestOptions.__annotations__
+    if unknown := [name for name in options if name not in known]:
+        from echelon.spec.readers import nearest  # noqa: PLC0415
+
+        raise UsageError(f"unknown key: '{unknown[0]}'", hint=nearest(unknown[0], tuple(known)))
+    if (limit := options.get("max_running", 0)) < 0:
+        raise UsageError(f"max_running is {limit}", hint="0 means no limit")
+    return Request(options={name: _plain(value) for name, value in options.items()})
+
+
+@frozen
+class Request:
+    """What a run may use, and how it is started. It never changes; `replace` makes another."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def replace(self, **options: Unpack[RequestOptions]) -> "Request":
+        """Return a request with changes."""
+        return request(**{**self.options, **options})
+
+    @overload
+    def submit(self, what: str | Path, /, *args: object) -> Run[None]: ...
+
+    @overload
+    def submit(self, what: Callable[..., T], /, *args: Any, **options: Any) -> Run[T]: ...
+
+    def submit(self, what: Any, /, *args: Any, **options: Any) -> Run[Any]:
+        """Start a run of a script or a function, and return it without waiting.
+
+        A function is called on every rank with the given arguments. It travels as it is now, with
+        everything that it refers to; modules that it imports come from the run's copy of the code.
+        If it has a parameter annotated as `echelon.Checkpointer`, it gets one of the run there, and
+        can continue in the next job from what it saved.
+
+        Raises:
+            UsageError: the request is not valid, or the function cannot be pickled.
+        """
+        if callable(what):
+            return self._submit_function(what, [(args, options)])
+        if options:
+            raise UsageError(
+                f"a script takes no named arguments: {', '.join(options)}",
+                hint='write them as on the command line: submit("train.py", "--lr", "0.1")',
+            )
+        merged = self._read({"script": str(what), "args": [str(one) for one in args]})
+        if merged.host:
+            site, found = send_run(merged)
+            return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
+        run, _, _ = submit_request(merged, self._place())
+        return Run.of(LocalRun(run))
+
+    @overload
+    def map(self, what: str | Path, /, *args: str, **values: Iterable[Any]) -> list[Run[None]]: ...
+
+    @overload
+    def map(
+        self, what: Callable[..., T], /, *args: Iterable[Any], **values: Iterable[Any]
+    ) -> list[Run[T]]: ...
+
+    def map(self, what: Any, /, *args: Any, **values: Iterable[Any]) -> list[Run[Any]]:
+        """Start one run per set of arguments: the first of each, the second of each, and so on.
+
+        On Slurm it is one job array: one submission, and one line in squeue. For a script, `{lr}`
+        in its arguments stands for a value of `lr`:
+        `job.map("train.py", "--lr", "{lr}", lr=[0.1, 0.01])`.
+
+        Raises:
+            UsageError: there are not equally many of each, or see `submit`.
+        """
+        columns = {name: _list_values(name, column) for name, column in values.items()}
+        by_place = (
+            [_list_values(f"argument {n}", one) for n, one in enumerate(args, start=1)]
+            if callable(what)
+            else []
+        )
+        lengths = {len(one) for one in (*by_place, *columns.values())}
+        if len(lengths) != 1:
+            named = {**{f"argument {n}": one for n, one in enumerate(by_place, start=1)}, **columns}
+            told = ", ".join(f"{name}: {len(column)}" for name, column in named.items())
+            raise UsageError(
+                f"not equally many values of each ({told or 'none are given'})",
+                hint="for all combinations, use grid",
+            )
+        count = lengths.pop()
+        calls: list[Call] = [
+            (
+                tuple(one[n] for one in by_place),
+                {name: column[n] for name, column in columns.items()},
+            )
+            for n in range(count)
+        ]
+        return self._start_all(what, args, calls)
+
+    @overload
+    def grid(self, what: str | Path, /, *args: str, **values: Iterable[Any]) -> list[Run[None]]: ...
+
+    @overload
+    def grid(self, what: Callable[..., T], /, **values: Iterable[Any]) -> list[Run[T]]: ...
+
+    def grid(self, what: Any, /, *args: Any, **values: Iterable[Any]) -> list[Run[Any]]:
+        """Start one run per combination of values; see `map`."""
+        if callable(what) and args:
+            raise UsageError(
+                "grid needs the names of a function's parameters", hint="grid(train, lr=[0.1, 0.2])"
+            )
+        columns = [_list_values(name, column) for name, column in values.items()]
+        combined = itertools.product(*columns)
+        calls: list[Call] = [((), dict(zip(values, row, strict=True))) for row in combined]
+        return self._start_all(what, args, calls)
+
+    def _start_all(self, what: Any, args: Sequence[Any], calls: list[Call]) -> list[Run[Any]]:
+        rows = [{str(n): str(v) for n, v in (*enumerate(a), *k.items())} for a, k in calls]
+        if not rows:
+            return []
+        words: dict[str, object] = {}
+        if not callable(what):
+            check_names(list(rows[0]))
+            words = {"script": str(what), "args": [str(one) for one in args]}
+        place, merged = self._place(), self._read(words)
+        limit = int(self.options.get("max_running", 0))
+        if merged.host:
+            return self._send_all(what, merged, calls, rows, limit)
+        if not callable(what):
+            spec, cluster = settle_request(merged, place)
+            check_request(spec, cluster, "submit")
+            found = start_mapped(spec, rows, place, cluster, max_running=limit)
+            return [Run.of(one) for one in found]
+        spec, cluster = settle_request(merged, place)
+        spec, packed = _pack(spec, what, calls)
+        check_function(spec, Path(spec.chdir or Path.cwd()), cluster, LocalShell())
+        spec = replace_fields(spec, args=("{index}",))
+        found = start_mapped(spec, rows, place, cluster, added=packed.files, max_running=limit)
+        return [Run.of(one) for one in found]
+
+    def _send_all(
+        self,
+        what: Any,
+        merged: Merged,
+        calls: list[Call],
+        rows: Sequence[Mapping[str, str]],
+        limit: int,
+    ) -> list[Run[Any]]:
+        """Start many runs on another host."""
+        added = None
+        if callable(what):
+            merged, added = _pack_for_host(merged, what, calls)
+            spec = replace_fields(merged.spec, args=("{index}",))
+            merged = replace_fields(merged, spec=spec)
+        check_sweep(merged.spec, list(rows[0]))
+        site, found = send_run(merged, added=added, tasks=dict(enumerate(rows)), max_running=limit)
+        tasks = HostedTasks(site, found["run"], Path(found["directory"]).parent)
+        numbers = range(len(rows))
+        return [Run.of(HostedTask(tasks, index, trusts=self._trusts)) for index in numbers]
+
+    def _read(self, more: Mapping[str, object]) -> Merged:
+        flags = {key: value for key, value in self.options.items() if key not in _PLACE}
+        if "config" in flags:
+            flags["config"] = Path(str(flags["config"]))
+        merged = read_request({**flags, **more}, Path.cwd(), os.environ)
+        on = self.options.get("on", "slurm")
+        return merged if on == "slurm" else replace_fields(merged, host="")
+
+    def _place(self) -> Place:
+        given = self.options
+        return Place(
+            on=given.get("on", "slurm"),
+            runs=default_runs(given.get("runs_dir", "")),
+            address=given.get("address", ""),
+        )
+
+    def _submit_function(self, function: Callable[..., T], calls: list[Call]) -> Run[T]:
+        merged, place = self._read({}), self._place()
+        folder = Path(merged.spec.chdir or Path.cwd()).absolute()
+        if merged.host:
+            merged, added = _pack_for_host(merged, function, calls)
+            site, found = send_run(merged, added=added)
+            return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
+        spec, cluster = settle_request(merged, place)
+        spec, packed = _pack(spec, function, calls)
+        check_function(spec, folder, cluster, LocalShell())
+        run, _ = start_run(spec, cluster, place.runs, os.environ, added=packed.files)
+        return Run.of(LocalRun(run))
+
+    @property
+    def _trusts(self) -> bool:
+        return bool(self.options.get("trust_host"))
+
+
+def _list_values(name: str, values: object) -> list[Any]:
+    """Return the values of a parameter; text is one value, and most likely a mistake."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        return list(values)
+    raise UsageError(
+        f"{name} is {values!r}, not a list of values", hint=f"write a list: [{values!r}]"
+    )
+
+
+def _plain(value: object) -> object:
+    """Return a value as the readers of keys take it, which nobody else can change."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    listed = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    return list(value) if listed and isinstance(value, Iterable) else value
+
+
+def _pack(
+    spec: JobSpec, function: Callable[..., Any], calls: Sequence[Call]
+) -> tuple[JobSpec, PackedFunction]:
+    """Pack a function for a run whose directory is on this machine; return its request too."""
+    root, _ = find_root(Path(spec.chdir or Path.cwd()).absolute(), None, LocalShell())
+    packed = pack_function(function, calls, root, copied=bool(spec.snapshot))
+    return _with_python(_with_function(spec, packed, root)), packed
+
+
+def _pack_for_host(
+    merged: Merged, function: Callable[..., Any], calls: Sequence[Call]
+) -> tuple[Merged, Mapping[str, bytes]]:
+    """Pack a function for another host; return its request and its files."""
+    if merged.spec.snapshot is False:
+        raise UsageError(
+            "a function needs a copy of the code on another host", hint="remove snapshot=False"
+        )
+    root, _ = find_root(Path(merged.spec.chdir or Path.cwd()).absolute(), None, LocalShell())
+    packed = pack_function(function, calls, root, copied=True)
+    return replace_fields(merged, spec=_with_function(merged.spec, packed, root)), packed.files
+
+
+def _with_function(spec: JobSpec, packed: PackedFunction, root: Path) -> JobSpec:
+    return replace_fields(spec, script=str(root / FOLDER / PROGRAM), name=spec.name or packed.name)
+
+
+def _with_python(spec: JobSpec) -> JobSpec:
+    """Choose the Python that the function comes from, if the request names none."""
+    chosen = spec.python or spec.venv or spec.conda or spec.modules or spec.prologue
+    return spec if chosen else replace_fields(spec, python=sys.executable)

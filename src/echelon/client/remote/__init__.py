@@ -1,0 +1,1 @@
+"""A login host by ssh: call a command there, send a project, fetch files."""

@@ -1,0 +1,206 @@
+"""Submits a project to another host: sends its code there, and queues a run of it."""
+
+import os
+import shlex
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echelon.client.code.code_listing import find_root
+from echelon.client.remote.mirror import send_project
+from echelon.client.remote.project_description import Project, describe_project
+from echelon.client.remote.register import forget_run, record_run
+from echelon.client.remote.remote_calls import Progress, make_site, open_host, talking
+from echelon.client.submit.runs import check_files, new_run_id
+from echelon.client.submit.script_checks import check_script, refuse_job_script
+from echelon.clusters.ssh.call import SUBMIT, Call
+from echelon.clusters.ssh.failures import UnreachableError
+from echelon.clusters.ssh.host import LostConnectionError
+from echelon.clusters.ssh.site import Site
+from echelon.core.notes import note
+from echelon.core.shell import LocalShell, Shell
+from echelon.core.units import format_bytes
+from echelon.core.userstate import state_folder
+from echelon.errors import (
+    ConflictError,
+    EchelonError,
+    MissingProgramError,
+    NotFoundError,
+    NotPermittedError,
+    UsageError,
+)
+from echelon.run.request import render_spec
+from echelon.spec.conflicts import TYPED
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.merging import Merged
+
+_REFUSALS = (
+    *(UnreachableError, MissingProgramError, UsageError, NotFoundError, ConflictError),
+    NotPermittedError,
+)
+"""Errors after which nothing was queued."""
+_TRIES = 6
+"""How often a submission is tried whose connection breaks."""
+_PAUSE_S = 2.0
+_MOST_ADDED = 40 << 20
+"""Bytes of a function: its text takes a third more, and is part of one message."""
+
+
+def send_run(
+    request: Merged,
+    *,
+    added: Mapping[str, bytes] | None = None,
+    tasks: Mapping[int, Mapping[str, str]] | None = None,
+    max_running: int = 0,
+) -> tuple[Site, dict[str, Any]]:
+    """Send the project to the host of a request, and queue a run of it there.
+
+    Args:
+        request: the request; its host is another machine.
+        added: files beside the project's, path → content; the script is one of them.
+        tasks: the parameters of each task of a sweep; None for a single run.
+        max_running: how many tasks run at a time; 0 for no limit.
+
+    Returns:
+        where it is, and its id, job and directory; for a sweep also its arrays.
+    """
+    spec = request.spec
+    folder = Path(spec.chdir or Path.cwd()).absolute()
+    script = None if spec.module or added else folder / spec.script
+    if not added:
+        check_here(spec, folder)
+    elif (size := sum(map(len, added.values()))) > _MOST_ADDED:
+        raise UsageError(
+            f"the function and what it refers to are {format_bytes(size)}; at most "
+            f"{format_bytes(_MOST_ADDED)} can be sent to a host",
+            hint="have the function read large data from a file there",
+        )
+    site = make_site(request, folder, script)
+    assert site is not None, "the caller knows that it has a host"
+    root = find_project(request, folder, script, LocalShell())
+    check_project(root, Path.home())
+    project = describe_project(
+        root, LocalShell(), runs=Path("runs").absolute(), state=state_folder(os.environ)
+    )
+    run_id = new_run_id(spec)
+    # First: the answer may be lost.
+    record_run(run_id, root, site, os.environ, sweep=tasks is not None)
+    header = {"run": run_id, **place_request(spec, folder, root)}
+    if tasks is not None:
+        header["sweep"] = {"tasks": tasks, "max_running": max_running}
+    if added:
+        header["added"] = {path: b64encode(data).decode() for path, data in added.items()}
+    try:
+        return site, _submit(site, header, project, root)
+    except LostConnectionError:
+        raise  # it may be there
+    except _REFUSALS:
+        forget_run(run_id, os.environ)  # it is not
+        raise
+    except KeyboardInterrupt:
+        note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
+        raise
+
+
+def find_project(request: Merged, folder: Path, script: Path | None, shell: Shell) -> Path:
+    """Return the directory of the project to send.
+
+    Raises:
+        UsageError: a file names another directory than that of the project where the user is: it
+            may be part of a project that somebody else wrote.
+    """
+    root, _ = find_root(folder, script, shell)
+    own, _ = find_root(Path.cwd(), None, shell)
+    for key in ("chdir", "script"):
+        origin = request.origins[key]
+        if origin not in ("default", *TYPED) and not root.is_relative_to(own):
+            raise UsageError(
+                f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
+                hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",
+            )
+    return root
+
+
+def check_project(root: Path, home: Path) -> None:
+    """Refuse to send a home directory: files that have nothing to do with the run are in it.
+
+    Raises:
+        UsageError: the project's directory is that of the user, or contains it.
+    """
+    if home.resolve().is_relative_to(root):
+        raise UsageError(
+            f"the project would be {root}, with all of your home directory: nothing was sent",
+            hint="move the script to a folder of its own: mkdir project; mv SCRIPT.py project",
+        )
+
+
+def check_here(spec: JobSpec, folder: Path) -> None:
+    """Report what is wrong with the script; the rest is checked on the host."""
+    if not spec.script:
+        raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")
+    script = folder / spec.script
+    if not spec.module:
+        refuse_job_script(script, "submit")
+    problems = check_files(replace(spec, venv="", output="-"), folder)
+    if script.suffix == ".py" and not spec.module:
+        problems += check_script(script)
+    if problems:
+        raise UsageError("; ".join(problems), hint="nothing was sent")
+
+
+def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, Any]:
+    """Return a request as the host needs it: with paths in the project, not on this machine. Pure.
+
+    The working directory is the same folder of the project, or the project's own.
+    """
+    place = folder.resolve()
+    inside = place.is_relative_to(root)
+    script = spec.script
+    if not spec.module and (not inside or Path(script).is_absolute()):
+        full = (place / script).resolve()
+        base = place if inside else root
+        script = os.path.relpath(full, base) if full.is_relative_to(root) else script
+    return {
+        "folder": str(place.relative_to(root)) if inside else ".",
+        "request": render_spec(replace(spec, chdir="", script=script)),
+    }
+
+
+def _submit(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
+    """Submit once, however often the connection breaks."""
+    connected = False
+    for left in reversed(range(_TRIES)):
+        try:
+            return _try(site, header, project, root)
+        except LostConnectionError as error:
+            connected, why = True, error.message
+        except EchelonError as error:
+            if not connected:
+                raise
+            why = error.message  # it may have been queued before
+        if left:
+            note(f"{why}; connecting again")
+            time.sleep(_PAUSE_S)
+    raise LostConnectionError(
+        f"the connection to {site.host} was lost, and it is not known whether "
+        f"{header['run']} was queued: {why}",
+        hint=f"ask when the host can be reached again: echelon {_query(header)}",
+    )
+
+
+def _query(header: Mapping[str, Any]) -> str:
+    return f"{'sweep ' if 'sweep' in header else ''}status {header['run']}"
+
+
+def _try(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
+    call = Call(argv=(SUBMIT,), folder=site.workdir, framed=False)
+    with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
+        stream.send(header)
+        sent = send_project(project, root, stream, Progress())
+        answer = stream.receive()
+    for text in (*(f"warning: {one}" for one in sent.warnings), *answer.pop("notes")):
+        note(str(text))
+    return answer

@@ -1,0 +1,164 @@
+"""Runs whose folder was moved, renamed, copied, or is reached by another name."""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+
+import pytest
+
+from echelon.cli import main
+from echelon.client.manage.relocation import check_original, find_home, settle_run
+from echelon.client.submit.runs import prepare_run
+from echelon.errors import ConflictError, UsageError
+from echelon.run.attempts import attempts, find_output
+from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
+from echelon.spec.merging import Layer, merge
+
+
+@pytest.fixture(params=["echelon", "srun"])
+def style(request):
+    return request.param
+
+
+@pytest.fixture
+def run(tmp_path, style):
+    """One that has a job, which is over."""
+    return make(tmp_path, style=style)
+
+
+def make(tmp_path, runs="runs", **values):
+    (tmp_path / "train.py").touch()
+    request = merge([Layer(source="x", values={"script": "train.py", **values})]).spec
+    run, _ = prepare_run(request, tmp_path / runs, tmp_path)
+    record = {"job_id": "local:elsewhere:1:1", "output": f"{run.logs}/job-1.out"}
+    (run.attempt(run.claim_attempt()) / "job.json").write_text(json.dumps(record))
+    run.outcome(1).write_text('{"state": "FAILED", "exit_code": 1}')
+    return run
+
+
+def moved(run, runs):
+    """Move a run into another folder."""
+    runs.mkdir()
+    return RunDir.open(run.path.rename(runs / run.run_id))
+
+
+def settle(run):
+    """Return where a run was, and hold its script to what is returned of it."""
+    script, home = settle_run(run, run.script.read_bytes())
+    assert script == run.script.read_bytes()
+    return home
+
+
+def test_a_run_that_stays_where_it_is_is_left_alone(run):
+    before = run.script.stat().st_mtime_ns
+    assert find_home(run) == run.path
+    assert settle(run) is None
+    assert run.script.stat().st_mtime_ns == before
+
+
+def test_the_files_of_one_that_was_moved_name_its_new_folder(run, tmp_path):
+    old, script, request = run.path, run.script.read_text(), run.spec.read_bytes()
+    run = moved(run, tmp_path / "else.where")
+    assert settle(run) == old
+    digests = [hashlib.sha256(text).hexdigest() for text in (request, run.spec.read_bytes())]
+    assert run.script.read_text() == script.replace(str(old), str(run.path)).replace(*digests)
+    assert read_spec(run).output == f"{run.logs}/job-%j.out"
+    assert stat.S_IMODE(run.script.stat().st_mode) == 0o700
+    assert settle(run) is None
+
+
+def test_only_its_own_path_is_renewed(tmp_path):
+    run = make(tmp_path)
+    args = [f"--like={run.path}-b", f"--in=/data{run.path}", f"--from={run.path}/checkpoints"]
+    text = run.spec.read_text()
+    run.spec.write_text(text.replace("script =", f"args = {json.dumps(args)}\nscript ="))
+    old, run = run.path, moved(run, tmp_path / "new")
+    settle(run)
+    assert read_spec(run).args == (*args[:2], f"--from={run.path}/checkpoints")
+    assert str(old) in args[0]
+
+
+def test_one_that_has_another_name_too_is_the_same(run, tmp_path):
+    (tmp_path / "link").symlink_to(run.path.parent)
+    other = RunDir.open(tmp_path / "link" / run.run_id)
+    check_original(other)
+    assert settle(other) is None
+
+
+def test_a_copy_is_refused_whatever_its_name(run, tmp_path):
+    for place in (tmp_path / "copies" / run.run_id, run.path.with_name("other-name")):
+        shutil.copytree(run.path, place)
+        with pytest.raises(ConflictError, match="is a copy") as told:
+            settle(RunDir.open(place))
+        assert told.value.hint.startswith(f"use the original: --runs-dir {run.path.parent}")
+
+
+def test_a_run_keeps_its_name(run):
+    other = RunDir.open(run.path.rename(run.path.with_name("other-name")))
+    with pytest.raises(ConflictError, match=f"know it as '{run.run_id}'") as told:
+        check_original(other)
+    assert told.value.hint == f"rename it back: mv {other.path} {run.path}"
+
+
+@pytest.mark.parametrize(("before", "after"), [("my runs", "new"), ("runs", "100%"), ("runs", "ü")])
+def test_names_that_would_have_to_be_quoted_are_refused(tmp_path, before, after):
+    run = make(tmp_path, runs=before)
+    other = moved(run, tmp_path / after)
+    with pytest.raises(ConflictError, match="cannot continue there"):
+        settle(other)
+    assert find_home(other) == run.path
+
+
+def test_what_it_needs_and_did_not_come_along_is_told_before_anything_is_changed(run, tmp_path):
+    other = moved(run, tmp_path / "new")
+    (tmp_path / "train.py").unlink()
+    with pytest.raises(UsageError, match=r"train\.py does not exist"):
+        settle(other)
+    assert find_home(other) == run.path
+
+
+def test_the_output_of_its_jobs_moves_with_it(run, tmp_path):
+    run = moved(run, tmp_path / "new")
+    (attempt,) = attempts(run)
+    assert find_output(run, attempt) == run.logs / "job-1.out"
+
+
+def test_output_that_a_user_wanted_elsewhere_stays_there(run):
+    (attempt,) = attempts(run)
+    (run.attempt(1) / "job.json").write_text('{"job_id": "7", "output": "/scratch/logs/7.out"}')
+    (attempt,) = attempts(run)
+    assert str(find_output(run, attempt)) == "/scratch/logs/7.out"
+
+
+@pytest.mark.parametrize("command", ["resume", "stop", "cancel"])
+def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, command):
+    shutil.copytree(run.path.parent, tmp_path / "copies")
+    assert main.run([command, run.run_id, f"--runs-dir={tmp_path}/copies"]) == 73
+    assert f"is a copy of the run in {run.path}" in capsys.readouterr().err
+    assert main.run(["status", run.run_id, f"--runs-dir={tmp_path}/copies"]) == 0
+    assert [one.name for one in run.attempts.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("folder", ["/any", ".", "my-runs"])
+def test_output_elsewhere_does_not_make_a_run_one_that_was_moved(tmp_path, style, folder):
+    run = make(tmp_path, style=style, output=f"{folder}/logs/job-%j.out")
+    script = run.script.read_bytes()
+    assert find_home(run) == run.path
+    assert settle(run) is None
+    assert run.script.read_bytes() == script
+
+
+def test_a_home_that_one_may_not_enter_is_as_if_it_were_gone(run, tmp_path, monkeypatch):
+    old, run = run.path, moved(run, tmp_path / "new")
+
+    def refuse(path):
+        if path.is_relative_to(old):
+            raise PermissionError
+        return os.path.exists(path)  # noqa: PTH110 - Path.exists is what is replaced
+
+    monkeypatch.setattr("echelon.client.manage.relocation.Path.exists", refuse)
+    assert settle(run) == old
+    assert find_home(run) == run.path

@@ -1,0 +1,139 @@
+"""A run's folder is executed if the user has submitted what is in it, or says so."""
+
+import os
+import stat
+
+import pytest
+
+from echelon.client.code.snapshot import take_snapshot
+from echelon.client.manage.relocation import find_home
+from echelon.client.manage.trust import read_script, seal_script
+from echelon.client.submit.runs import prepare_run
+from echelon.core.shell import LocalShell
+from echelon.core.userstate import remember
+from echelon.errors import EchelonError, NotFoundError, NotPermittedError
+from echelon.spec.merging import Layer, merge
+
+
+@pytest.fixture(params=["echelon", "srun"])
+def run(tmp_path, request):
+    (tmp_path / "train.py").touch()
+    values = {"script": "train.py", "style": request.param, "notify": "mail me"}
+    spec = merge([Layer(source="x", values=values)]).spec
+    return prepare_run(spec, tmp_path / "runs", tmp_path)[0]
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"HOME": str(tmp_path / "home")}
+
+
+def test_what_was_submitted_is_known_wherever_it_lies(run, environ, tmp_path):
+    script = run.script.read_bytes()
+    assert remember(script, environ) == ""
+    assert read_script(run, environ) == script
+    record = tmp_path / "home/.local/state/echelon/submitted"
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("other", [{}, {"HOME": "/nowhere"}])
+def test_without_a_record_it_takes_a_word_of_the_user(run, other):
+    with pytest.raises(NotPermittedError, match="was not submitted by you") as told:
+        read_script(run, other)
+    assert "script = 'train.py'" in told.value.message
+    assert "notify = 'mail me'" in told.value.message
+    assert told.value.hint == f"if you trust its content: echelon resume {run.run_id} --trust"
+    assert read_script(run, other, trust=True) == run.script.read_bytes()
+
+
+def test_a_script_that_was_changed_is_not_known(run, environ):
+    remember(run.script.read_bytes(), environ)
+    run.script.write_text("#!/bin/bash\necho other\n")
+    with pytest.raises(NotPermittedError, match="was not submitted by you"):
+        read_script(run, environ)
+
+
+@pytest.mark.parametrize("name", ["spec.toml", "launcher"])
+@pytest.mark.parametrize("run", ["echelon"], indirect=True)
+def test_files_that_it_starts_may_not_have_changed_since(run, environ, name):
+    script = run.script.read_bytes()
+    remember(script, environ)
+    path = run.path / name
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(NotPermittedError, match="was changed after submission"):
+        read_script(run, environ)
+    trusted = read_script(run, environ, trust=True)
+    assert trusted != script
+    assert trusted == run.script.read_bytes() == seal_script(trusted, run)
+
+
+def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
+    """So the script alone says what is executed."""
+    (tmp_path / "train.py").touch()
+    for style in ("srun", "file", "spawn", "static", "torchrun", "ray"):
+        spec = merge([Layer(source="x", values={"script": "train.py", "style": style})]).spec
+        run, _ = prepare_run(spec, tmp_path / "runs", tmp_path)
+        assert not run.launcher.exists()
+        lines = run.script.read_text().splitlines()
+        named = [line for line in lines if str(run.path) in line]
+        assert all(line.startswith("#SBATCH --output=") for line in named), named
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "home").write_text("")
+    assert "Not a directory" in remember(b"", {"HOME": str(tmp_path / "home")})
+    assert remember(b"", {}) == "no home directory"
+
+
+def test_a_run_without_a_script_is_none(run, environ):
+    os.remove(run.script)  # noqa: PTH107
+    with pytest.raises(NotFoundError, match="cannot read the script"):
+        read_script(run, environ)
+
+
+@pytest.mark.parametrize("name", ["job.sbatch", "spec.toml", "launcher", "submitted"])
+@pytest.mark.timeout(60)
+def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name):
+    remember(run.script.read_bytes(), environ)
+    folder = tmp_path / "home/.local/state/echelon" if name == "submitted" else run.path
+    plain = name in ("spec.toml", "launcher") and not run.launcher.exists()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if plain:
+        assert read_script(run, environ)  # it starts nothing in there
+        return
+    with pytest.raises(EchelonError):
+        read_script(run, environ)
+    if name == "submitted":
+        assert remember(b"x", environ)
+
+
+@pytest.mark.parametrize("style", ["echelon", "srun", "ray"])
+def test_a_changed_copy_of_the_code_is_not_executed(tmp_path, environ, style):
+    (tmp_path / "train.py").touch()
+    values = {"script": "train.py", "style": style}
+    spec = merge([Layer(source="x", values=values)]).spec
+    run, _ = prepare_run(
+        spec,
+        tmp_path / "runs",
+        tmp_path,
+        take_code=lambda run: take_snapshot(run, spec, tmp_path, LocalShell()),
+    )
+    script = run.script.read_bytes()
+    remember(script, environ)
+    assert read_script(run, environ) == seal_script(script, run) == script
+    assert find_home(run) == run.path
+    if style == "srun":  # the others find it otherwise
+        text = script.decode()
+        assert f'"$python" {run.code}/train.py' in text
+        assert text.index("\nexport PYTHONPATH\n") < text.index("    srun ")
+    (run.code / "train.py").chmod(0o600)
+    (run.code / "train.py").write_text("print('planted')\n")
+    for trust in (False, True):
+        with pytest.raises(NotPermittedError, match=r"code/train\.py is not what was submitted"):
+            read_script(run, environ, trust=trust)
+    # Whoever changes the digest of the code as well changes the request.
+    run.spec.write_text(run.spec.read_text().replace('digest = "', 'digest = "0'))
+    with pytest.raises(NotPermittedError, match=r"spec\.toml was changed after submission"):
+        read_script(run, environ)

@@ -1,0 +1,269 @@
+"""Mirrors of projects: hostile streams, full disks, and who holds a mirror."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import tarfile
+import threading
+from hashlib import sha256
+
+import pytest
+
+from byte_streams import exchange, talk
+from echelon.client.remote.mirror import hold_mirror, receive_project, send_project
+from echelon.core.stream import ChunkWriter, Stream
+from echelon.core.tree import Tree
+from echelon.errors import (
+    EchelonError,
+    NotPermittedError,
+    TimedOutError,
+    UnavailableError,
+)
+from mirrors import content, describe, make_project, send, write
+
+
+@pytest.fixture
+def project(tmp_path):
+    return make_project(tmp_path / "project")
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    return tmp_path / "host" / "project"
+
+
+# --- hostile streams --------------------------------------------------------------------------
+
+
+def header(files=None, links=None):
+    return json.dumps({"files": files or {}, "links": links or {}}).encode() + b"\n"
+
+
+def entry(data=b"x", size=None):
+    return [sha256(data).hexdigest(), len(data) if size is None else size, False]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../x", "/etc/x", "a/../../x", "", ".", "a//b", "a/", "./a", "a\0b", "x" * 300),
+        *(".echelon/lock", ".echelon", "runs/a-1/spec.toml", "runs", "\ud800"),
+    ],
+)
+def test_paths_that_lead_elsewhere_are_refused(workdir, path):
+    for message in (header({path: entry()}), header(links={path: "x"})):
+        done = exchange(talk(message), lambda stream: receive_project(workdir, stream))
+        assert isinstance(done.host, NotPermittedError), done
+        assert b"refused the path" in done.laptop
+    assert content(workdir) == {}
+    assert not (workdir.parent / "x").exists()
+
+
+def test_a_file_below_a_link_is_refused(workdir):
+    message = header({"link/x": entry()}, {"link": "/scratch"})
+    done = exchange(talk(message), lambda stream: receive_project(workdir, stream))
+    assert isinstance(done.host, NotPermittedError)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"Welcome to the cluster!\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+        b"{}\n",
+        b"[" * 100_000 + b"\n",
+        b'{"files": [], "links": {}}\n',
+        header({"a": ["x", 1, False]}),
+        header({"a": [1]}),
+        header({"a": entry(size=-1)}),
+        header({"a": entry(size=10**15)}),
+        header({"a": entry(size=1.5)}),
+        header(links={"a": ""}),
+        header(links={"a": 3}),
+        header(links={"a": "x" * 5000}),
+        header({f"{n}": entry() for n in range(50_001)}),
+    ],
+)
+def test_garbage_is_refused(workdir, message):
+    done = exchange(talk(message), lambda stream: receive_project(workdir, stream))
+    assert isinstance(done.host, UnavailableError)
+    assert done.host.hint
+    assert b'"error"' in done.laptop
+
+
+def test_an_endless_message_is_refused(workdir, monkeypatch):
+    monkeypatch.setattr("echelon.core.stream.Stream.receive.__kwdefaults__", {"most": 5000})
+    done = exchange(talk(b"x" * 6000), lambda stream: receive_project(workdir, stream))
+    assert "a message of more than 5,000 bytes" in str(done.host)
+
+
+def archive(*members):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for member, text in members:
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    return data.getvalue()
+
+
+def member(name, kind=tarfile.REGTYPE, target=""):
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, target
+    return made
+
+
+def packed(data):
+    def call(stream):
+        stream.receive()
+        writer = ChunkWriter(stream)
+        writer.write(data)
+        writer.close()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (archive((member("a"), b"y")), "another digest"),
+        (archive((member("../a"), b"x")), r"an archive with '\.\./a'"),
+        (archive((member("b"), b"x")), "an archive with 'b'"),
+        (archive((member("a"), b"xx")), "an archive with 'a'"),
+        (archive((member("a", tarfile.SYMTYPE, "/etc/passwd"), b"")), "an archive with 'a'"),
+        (archive((member("a", tarfile.CHRTYPE), b"")), "an archive with 'a'"),
+        (archive((member("a", tarfile.LNKTYPE, "/etc/passwd"), b"")), "an archive with 'a'"),
+        (archive((member("a"), b"x"), (member("a"), b"x")), "an archive with 'a'"),
+        (archive(), "an archive without 'a'"),
+        (b"", "a damaged archive"),
+        (b"x" * 20_000, "a damaged archive"),
+        (archive((member("a"), b"x"))[:700], "a damaged archive|an archive without"),
+        (archive((member("a"), b"x")) + bytes(1 << 22), "a chunk of"),
+    ],
+)
+def test_archives_with_anything_else_are_refused(workdir, data, says):
+    done = exchange(
+        talk(header({"a": entry()}), packed(data)), lambda stream: receive_project(workdir, stream)
+    )
+    assert isinstance(done.host, UnavailableError), done.host
+    assert re.search(says, done.host.message), done.host.message
+    assert not list(workdir.rglob(".echelon-*"))
+    assert set(content(workdir)) <= {"a"}
+    assert not (workdir / ".echelon" / "mirror.json").exists()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"{}\n", b'{"lacking": ["/etc/passwd"]}\n', b'{"lacking": 3}\n', b"motd\n", b""]
+)
+def test_a_host_that_answers_something_else_is_refused(project, answer):
+    described = describe(project)
+    done = exchange(
+        lambda stream: send_project(described, project, stream),
+        lambda stream: stream.receive() and stream.write(answer),
+    )
+    assert isinstance(done.laptop, UnavailableError)
+
+
+def test_an_error_of_the_host_is_known_while_the_laptop_writes(project, workdir, monkeypatch):
+    """Over pipes, as ssh has them: they are full when the host stops reading."""
+    write(project, {f"big/{n}": f"{n}" * 400_000 for n in range(5)})
+
+    def full(*_words, **_options):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Tree, "replacing", full)
+    up, down = os.pipe(), os.pipe()
+
+    def host():
+        with os.fdopen(up[0], "rb") as reader, os.fdopen(down[1], "wb") as writer:
+            stream = Stream(reader, writer)
+            with contextlib.suppress(EchelonError):
+                receive_project(workdir, stream)
+
+    thread = threading.Thread(target=host)
+    thread.start()
+    described = describe(project)
+    with (
+        os.fdopen(down[0], "rb") as reader,
+        os.fdopen(up[1], "wb", buffering=0) as writer,
+        pytest.raises(UnavailableError, match="no space left"),
+    ):
+        send_project(described, project, Stream(reader, writer))
+    thread.join()
+
+
+# --- the host's file system -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number):
+    original = Tree.replacing
+
+    def full(self, path, name, *, mode):
+        if path == "tool.sh":
+            raise OSError(number, os.strerror(number))
+        return original(self, path, name, mode=mode)
+
+    monkeypatch.setattr(Tree, "replacing", full)
+    done = send(project, workdir)
+    assert isinstance(done.laptop, UnavailableError)
+    assert f"no space left in {workdir}" in done.laptop.message
+    monkeypatch.undo()
+    again = send(project, workdir).check()
+    assert again.laptop.files < 5
+
+
+def test_a_folder_that_cannot_be_created_is_an_error(project, tmp_path):
+    write(tmp_path, {"file": ""})
+    done = send(project, tmp_path / "file" / "workdir")
+    assert isinstance(done.laptop, UnavailableError)
+    assert str(done.laptop).endswith(f": {done.host}")
+
+
+def test_records_behind_a_link_are_refused(project, workdir, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    workdir.mkdir(parents=True)
+    (workdir / ".echelon").symlink_to(tmp_path / "elsewhere")
+    assert isinstance(send(project, workdir).host, NotPermittedError)
+
+
+def test_only_one_process_holds_a_mirror(workdir):
+    waited = []
+    with (
+        hold_mirror(workdir),
+        pytest.raises(TimedOutError, match="another submission has held"),
+        hold_mirror(workdir, timeout_s=0.2, waiting=lambda: waited.append(1)),
+    ):
+        pass
+    assert waited == [1]
+    with hold_mirror(workdir) as mirror:
+        assert mirror.workdir == workdir
+
+
+def test_two_senders_at_once_do_not_mix(tmp_path, workdir):
+    roots = [tmp_path / name for name in ("one", "two")]
+    for root in roots:
+        write(root, {f"pkg/{n}.py": f"{root.name} {n}\n" for n in range(200)})
+    outcomes = []
+    threads = [
+        threading.Thread(target=lambda root=root: outcomes.append(send(root, workdir)))
+        for root in roots
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        outcome.check()
+    assert content(workdir) in [content(root) for root in roots]
+
+
+def test_many_files(tmp_path, workdir):
+    root = tmp_path / "many"
+    write(root, {f"pkg{n % 100}/{n}.py": f"{n}\n" for n in range(3_000)})
+    described = describe(root)
+    assert send(root, workdir, described).check().laptop.files == 3_000
+    assert send(root, workdir, described).check().laptop.files == 0

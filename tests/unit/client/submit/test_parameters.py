@@ -1,0 +1,97 @@
+"""What `--grid`, `--file` and `--array` mean."""
+
+import pytest
+
+from echelon.client.submit.parameters import parse_grid, read_parameters, take_array
+from echelon.errors import UsageError
+from echelon.spec.merging import Layer, merge
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=0.1,0.01", ["0.1", "0.01"]),
+        ("seed=1..4", ["1", "2", "3", "4"]),
+        ("seed=-1..1", ["-1", "0", "1"]),
+        ("n=0..10..5,64", ["0", "5", "10", "64"]),
+        ("x=a=b", ["a=b"]),
+    ],
+)
+def test_values_are_listed_or_a_range(text, values):
+    assert parse_grid(text) == (text.partition("=")[0], values)
+
+
+def test_a_grid_has_all_combinations(tmp_path):
+    assert read_parameters(["a=1,2", "b=x,y"], None) == [
+        {"a": "1", "b": "x"},
+        {"a": "1", "b": "y"},
+        {"a": "2", "b": "x"},
+        {"a": "2", "b": "y"},
+    ]
+
+
+def test_each_row_of_a_file_is_combined_with_the_grid(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_bytes(b'\xef\xbb\xbflr, name\r\n0.1,"a,b"\r\n\r\n0.2,c\r\n')
+    assert read_parameters([], path) == [{"lr": "0.1", "name": "a,b"}, {"lr": "0.2", "name": "c"}]
+    rows = read_parameters(["seed=1..2"], path)
+    assert [tuple(row.values()) for row in rows] == [
+        *(("0.1", "a,b", "1"), ("0.1", "a,b", "2"), ("0.2", "c", "1"), ("0.2", "c", "2")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("grids", "message"),
+    [
+        ([], "a sweep needs parameters"),
+        (["lr"], "has no values"),
+        (["lr="], "has no values"),
+        (["lr=1,"], "has an empty value"),
+        (["lr=1", "lr=2"], "given twice"),
+        (["index=1"], "cannot be the name"),
+        (["a b=1"], "cannot be the name"),
+        (["s=5..1"], "the range 5..1 is empty"),
+        (["s=1..999999999999"], "too long"),
+        (["a=1..1000", "b=1..1000"], "1,000,000 tasks"),
+    ],
+)
+def test_what_is_no_grid_is_refused(grids, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        read_parameters(grids, None)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a,b\n", "has no rows"), ("a,b\n1\n", "row 1 has 1 values"), ('a\n"x', "cannot read")],
+)
+def test_what_is_no_table_is_refused(tmp_path, text, message):
+    path = tmp_path / "p.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_parameters([], path)
+    with pytest.raises(UsageError, match="cannot read"):
+        read_parameters([], tmp_path / "missing.csv")
+
+
+def request(**extra):
+    style = extra.pop("style", "echelon")
+    values = {"script": "t.py", "style": style, "slurm.extra": extra}
+    return merge([Layer(source="test", values=values)]).spec
+
+
+@pytest.mark.parametrize(
+    ("text", "indices", "limit"),
+    [("0-3", [0, 1, 2, 3], 0), ("1,5-9:2%2", [1, 5, 7, 9], 2), ("4%1", [4], 1)],
+)
+def test_an_array_is_taken_out_of_a_request(text, indices, limit):
+    assert take_array(request(array=text)) == (request(), indices, limit)
+    assert take_array(request(arr=text)) == (request(), indices, limit)
+    assert take_array(request(array=text, style="srun")) is None
+    assert take_array(request()) is None
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "1-", "1%x", "1-9:0"])
+def test_what_is_no_array_is_refused(text):
+    with pytest.raises(UsageError):
+        take_array(request(array=text))
