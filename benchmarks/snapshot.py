@@ -16,11 +16,11 @@ import time
 from measuring import summary, workshop, write_results
 
 from echelon.client.code.snapshot import take_snapshot
-from echelon.client.submit.runs import render_spec
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
+from echelon.run.request import render_spec
 from echelon.spec.job_spec import JobSpec
 
 PER_FOLDER = 100

@@ -3,20 +3,21 @@
 import json
 import time
 
-from echelon.client.manage.sweeps import create_sweep
+from echelon.client.submit.parameters import make_table
 from echelon.core.atomic_file import write_atomic
 from echelon.run.attempts import record_own_job
 from echelon.run.event_log import EventWriter
 from echelon.run.metrics import StepLogged, ValidationLogged
 from echelon.run.sweep import make_run
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_sweep
 
 
 def record_sweep(runs, environ, rates=("0.1", "0.01", "<img src=x onerror=window.harm=1>", "1")):
     """Create a sweep in which the last task has not begun, and the one before has failed."""
     values = {"script": "train.py", "args": ["{lr}"], "snapshot": False}
     spec = merge([Layer(source="test", values=values)]).spec
-    sweep = create_sweep(spec, [{"lr": rate} for rate in rates], runs, environ=environ)
+    sweep = prepare_sweep(spec, make_table([{"lr": rate} for rate in rates]), runs, **environ)
     for index in range(len(rates) - 1):
         run, _ = make_run(sweep, index)
         number = run.claim_attempt()

@@ -16,7 +16,6 @@ import torch
 
 import damage_cases
 from echelon.client.code.snapshot import take_snapshot
-from echelon.client.submit.runs import prepare_run
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.run.listing import list_runs
@@ -24,6 +23,7 @@ from echelon.run.node_record import Entry, append_entries, record_path
 from echelon.run.request import read_spec, render_spec
 from echelon.spec.job_spec import JobSpec
 from echelon.train.checkpoint import Checkpointer
+from prepared import prepare_run
 from recorded_run import record_run
 
 CONFIG = '[clusters.alps]\npartition = "gpu"\naccount = "us"\n'
@@ -63,7 +63,7 @@ def _furnish(place):
     run = record_run(place / "runs", damage_cases.DAMAGED)
     _add_code(place)
     # Script and launcher as they are submitted: `resume` compares one with the other.
-    prepared, _ = prepare_run(JobSpec(script="train.py"), place / "others", place)
+    prepared = prepare_run(JobSpec(script="train.py"), place / "others", place)
     script = prepared.script.read_text().replace(str(prepared.path), str(run.path))
     run.script.write_text(script)
     run.launcher.rmdir()

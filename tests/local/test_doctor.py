@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.client.submit.runs import ship_launcher
+from echelon.client.submit.launcher import ship_launcher
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from echelon.cli import main
-from echelon.client.submit.runs import prepare_run
 from echelon.clusters.ray.address import HttpFetch
 from echelon.core.atomic_file import write_atomic
 from echelon.spec.job_spec import JobSpec
+from prepared import prepare_run
 
 OTHER = 12345
 """Nobody's number: permissions ask for no account."""
@@ -73,7 +73,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    found, _ = prepare_run(JobSpec(script="x.py", name="train"), tmp_path / "runs", tmp_path)
+    found = prepare_run(JobSpec(script="x.py", name="train"), tmp_path / "runs", tmp_path)
     found.claim_attempt()
     return found
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.client.submit.runs import prepare_run
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_run
 
 PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 
@@ -110,7 +110,7 @@ def test_scripts_of_other_frameworks_run_unmodified(full, tmp_path, framework, s
         "output": f"{tmp_path}/out",
     }
     spec = merge([Layer(source="t", values=values)]).spec
-    run, _ = prepare_run(spec, tmp_path / "runs", tmp_path)
+    run = prepare_run(spec, tmp_path / "runs", tmp_path)
     job = full.exec("sbatch", "--parsable", str(run.script)).strip()
     state = full.await_job(job, "COMPLETED", "FAILED", "NODE_FAIL", timeout_s=170)
     assert state["JobState"] == "COMPLETED", (tmp_path / "out").read_text()

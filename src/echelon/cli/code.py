@@ -27,11 +27,10 @@ from echelon.cli.runs import (
 )
 from echelon.client.manage.clusters import cluster_of
 from echelon.client.remote.host_files import fetched
-from echelon.client.submit.places import choose_cluster
 from echelon.client.submit.requests import change_request
+from echelon.client.submit.target import choose_cluster
 from echelon.core.jobs import describe_job
 from echelon.core.shell import LocalShell
-from echelon.errors import UsageError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run
@@ -127,45 +126,35 @@ def rerun(
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
-    from echelon.cli.hosted_submit import find_submitted  # noqa: PLC0415
-    from echelon.client.code.snapshot import copy_again  # noqa: PLC0415
-    from echelon.client.manage.trust import read_script  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.client.remote.mirror import hold_mirror  # noqa: PLC0415
-    from echelon.client.submit.submission import check_request, start_run  # noqa: PLC0415
+    from echelon.client.submit.hosted import find_submitted  # noqa: PLC0415
+    from echelon.client.submit.pipeline import check_again, prepare, submit  # noqa: PLC0415
+    from echelon.client.submit.trust import read_script  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     read_script(found, os.environ, trust=trust)
     given = {**changes, "args": args or None}
     spec = _without_output(found, change_request(read_layer(found), given).spec)
-    code = read_code(found) if changes.get("snapshot") is None else None
+    same_code = changes.get("snapshot") is None and read_code(found) is not None
     here = any(one.job_id.startswith(PREFIX) for one in attempts(found))
     cluster = choose_cluster("local", runs_dir, tied=True) if here else cluster_of(found)
 
-    def take_again(new: RunDir) -> Any:
-        copy_again(found, new)
-        return code
-
-    if code is None:
-        check_request(spec, cluster, "rerun")
-    elif problems := [*_check_folder(spec), *cluster.problems(spec)]:
-        raise UsageError("; ".join(problems), hint="nothing was started; change the request")
-    take_code = take_again if code else None
+    checked = check_again(found, spec, cluster, same_code=same_code, run_id=new_id)
     # One at a time: after a lost connection, the same call comes again, and the first may go on.
     with hold_mirror(Path.cwd()) if new_id else contextlib.nullcontext():
         if new_id and (known := find_submitted(runs_dir / new_id)):
             console.print_json(known)
             return
-        new, job_id = start_run(
-            spec, cluster, runs_dir, os.environ, take_code=take_code, run_id=new_id
-        )
+        started = submit(prepare(checked))
     if here:
-        console.note(f"{new.run_id}: running {spec.script} {describe_job(job_id)}")
-        raise typer.Exit(exit_code(follow_to_the_end(new, cluster)))
-    announce(new, job_id, as_json=as_json)
+        where = describe_job(started.job_id)
+        console.note(f"{started.run.run_id}: running {spec.script} {where}")
+        raise typer.Exit(exit_code(follow_to_the_end(started.run, cluster)))
+    announce(started, as_json=as_json)
     if wait or follow:
-        raise typer.Exit(exit_code(follow_run(new, cluster, show=follow, resubmit=True)))
+        raise typer.Exit(exit_code(follow_run(started.run, cluster, show=follow, resubmit=True)))
 
 
 def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
@@ -173,9 +162,3 @@ def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
     from echelon.client.manage.relocation import own_output  # noqa: PLC0415
 
     return replace(spec, output="") if spec.output == own_output(run) else spec
-
-
-def _check_folder(spec: JobSpec) -> list[str]:
-    if Path(spec.chdir).is_dir():
-        return []
-    return [f"the working directory {spec.chdir} does not exist: choose another with --chdir"]

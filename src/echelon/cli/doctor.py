@@ -133,7 +133,7 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
 
     The third value is the digest of our programs.
     """
-    from echelon.client.submit.runs import ship_launcher  # noqa: PLC0415
+    from echelon.client.submit.launcher import ship_launcher  # noqa: PLC0415
 
     made = not runs.exists()
     make_private(runs)

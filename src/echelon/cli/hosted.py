@@ -204,7 +204,7 @@ def _serve(call: Call, reader: "io.BufferedReader[PatientFile]", answer: IO[byte
 
 def _answer(call: Call, stream: Stream) -> None:
     if call.argv[0] == SUBMIT:
-        from echelon.cli.hosted_submit import serve_submission  # noqa: PLC0415
+        from echelon.client.submit.hosted import serve_submission  # noqa: PLC0415
 
         serve_submission(expand(call.folder), stream)
     elif call.argv[0] == SEND:

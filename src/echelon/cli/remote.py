@@ -26,9 +26,9 @@ from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
+    from echelon.client.submit.host_submission import QueuedThere
+    from echelon.client.submit.pipeline import Request
     from echelon.clusters.ssh.site import Site
-    from echelon.spec.job_spec import JobSpec
-    from echelon.spec.merging import Merged
 
 _POLL_S = 5.0
 """Seconds between two questions about a sweep that is waited for."""
@@ -196,7 +196,7 @@ def rerun_there(there: There) -> int:
     """Submit a run's code and request again."""
     from echelon.client.code.code_listing import find_root  # noqa: PLC0415
     from echelon.client.remote.register import forget_run, record_run  # noqa: PLC0415
-    from echelon.client.submit.runs import name_run  # noqa: PLC0415
+    from echelon.client.submit.run_names import name_run  # noqa: PLC0415
     from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
@@ -227,62 +227,48 @@ def rerun_there(there: There) -> int:
     return 0
 
 
-def submit_there(request: "Merged", *, wait: bool, show: bool, dry_run: bool, as_json: bool) -> int:
-    """Submit a request to its host, and return the exit code."""
-    from echelon.client.submit.host_submission import check_here, send_run  # noqa: PLC0415
+def submit_there(
+    request: "Request",
+    *,
+    wait: bool,
+    show: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Submit a run or sweep to the host of its request, and return the exit code."""
+    from echelon.client.submit.host_submission import (  # noqa: PLC0415
+        check_for_host,
+        prepare_for_host,
+        send,
+    )
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
+    checked = check_for_host(request)
     if dry_run:
-        check_here(request.spec, Path(request.spec.chdir or Path.cwd()).absolute())
-        console.print_file(render_script(request.spec))
-        console.note(f"not checked on {request.host}, because nothing was sent there")
+        console.print_file(render_script(request.merged.spec))
+        console.note(f"not checked on {request.merged.host}, because nothing was sent there")
         return 0
-    site, found = send_run(request)
-    announce(site, found, as_json=as_json)
+    queued = send(prepare_for_host(checked))
+    if checked.table is not None:
+        _announce_sweep(queued, len(checked.table.tasks), as_json=as_json)
+        return _wait_for_sweep(queued.site, queued.run_id) if wait else 0
+    found = {"run": queued.run_id, "job_id": queued.job_id, "directory": queued.directory}
+    announce(queued.site, found, as_json=as_json)
     if wait or show:
-        return follow(site, found["run"], show=show, resubmit=True)
+        return follow(queued.site, queued.run_id, show=show, resubmit=True)
     return 0
 
 
-def submit_array_there(
-    request: "Merged",
-    spec: "JobSpec",
-    indices: Sequence[int],
-    max_running: int,
-    *,
-    wait: bool,
-    as_json: bool,
-) -> int:
-    """Submit the script of a job array to a host; see `submit_array`."""
-    from echelon.run.sweep import escape  # noqa: PLC0415
-
-    literal = replace(spec, args=tuple(map(escape, spec.args)))
-    tasks = {index: dict[str, str]() for index in indices}
-    asked = replace(request, spec=literal)
-    return sweep_there(asked, tasks, max_running, wait=wait, as_json=as_json)
-
-
-def sweep_there(
-    request: "Merged",
-    tasks: Mapping[int, Mapping[str, str]],
-    max_running: int,
-    *,
-    wait: bool,
-    as_json: bool,
-) -> int:
-    """Submit a sweep to the host of its request, and return the exit code."""
-    from echelon.client.submit.host_submission import send_run  # noqa: PLC0415
-
-    site, found = send_run(request, tasks=tasks, max_running=max_running)
-    sweep, arrays = found.pop("run"), ", ".join(found["arrays"])
+def _announce_sweep(queued: "QueuedThere", count: int, *, as_json: bool) -> None:
+    """Print a sweep that was submitted there."""
+    sweep, host = queued.run_id, queued.site.host
     if as_json:
-        facts = {"sweep": sweep, "tasks": len(tasks), "arrays": found["arrays"]}
-        console.print_json({**facts, "directory": found["directory"], "host": site.host})
-    else:
-        console.print_result(sweep)
-        queued = f"queued {counted(len(tasks), 'task')} as job array {arrays} on {site.host}"
-        console.note(f"{queued}; show them: echelon sweep status {sweep}")
-    return _wait_for_sweep(site, sweep) if wait else 0
+        facts = {"sweep": sweep, "tasks": count, "arrays": list(queued.arrays)}
+        console.print_json({**facts, "directory": queued.directory, "host": host})
+        return
+    console.print_result(sweep)
+    what = f"queued {counted(count, 'task')} as job array {', '.join(queued.arrays)} on {host}"
+    console.note(f"{what}; show them: echelon sweep status {sweep}")
 
 
 def resume_sweep_there(there: There) -> int:

@@ -1,9 +1,8 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,15 +11,17 @@ from echelon.cli.defaults import RUNS as RUNS  # noqa: PLC0414  used with the op
 from echelon.cli.help import CONFIGURATION, LOOK, START
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
-from echelon.cli.places import Address, NewAddress, On, goes_to_host
 from echelon.cli.remote import logs_there, resume_there
+from echelon.cli.target_options import Address, NewAddress, On, goes_to_host
 from echelon.client.manage.clusters import Places
-from echelon.client.submit.places import choose_cluster, choose_spec
+from echelon.client.submit.target import Target, choose_cluster
 from echelon.core.jobs import describe_job
 from echelon.errors import ConflictError, UsageError
-from echelon.run.directory import RunDir
 from echelon.run.listing import list_runs
 from echelon.spec.merging import Merged
+
+if TYPE_CHECKING:
+    from echelon.client.submit.pipeline import Submitted
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -58,8 +59,9 @@ Trust = Annotated[
 ]
 
 
-def announce(run: RunDir, job_id: str, *, as_json: bool) -> None:
+def announce(started: "Submitted", *, as_json: bool) -> None:
     """Print a run that was submitted."""
+    run, job_id = started.run, started.job_id
     if as_json:
         console.print_json({"run": run.run_id, "job_id": job_id, "directory": str(run.path)})
         return
@@ -90,37 +92,35 @@ def submit(
     """
     from echelon.cli.following import follow_run  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
-    from echelon.client.submit.parameters import take_array  # noqa: PLC0415
-    from echelon.client.submit.submission import (  # noqa: PLC0415
-        Place,
-        check_request,
-        settle_request,
-        start_run,
-    )
+    from echelon.client.submit import pipeline  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
+    wanted = pipeline.Request(
+        merged=request,
+        target=Target(on=on, runs=runs_dir, address=address),
+        lints=True,
+        takes_array=True,
+    )
     if goes_to_host(request, on, runs_dir):
-        from echelon.cli.remote import submit_array_there, submit_there  # noqa: PLC0415
+        from echelon.cli.remote import submit_there  # noqa: PLC0415
 
-        if not dry_run and (tasks := take_array(request.spec)):
-            raise typer.Exit(submit_array_there(request, *tasks, wait=wait, as_json=as_json))
         raise typer.Exit(
-            submit_there(request, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
+            submit_there(wanted, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
         )
-    spec, cluster = settle_request(request, Place(on=on, runs=runs_dir, address=address))
-    array = take_array(spec) if on == "slurm" else None
-    check_request(array[0] if array else spec, cluster, "submit")
-    if array and not dry_run:
-        from echelon.cli.tasks import submit_array  # noqa: PLC0415
-
-        raise typer.Exit(submit_array(*array, cluster, runs_dir, wait=wait, as_json=as_json))
+    checked = pipeline.check(wanted)
     if dry_run:
-        console.print_file(render_script(spec, conda_exe=os.environ.get("CONDA_EXE", "")))
+        console.print_file(render_script(checked.spec, conda_exe=os.environ.get("CONDA_EXE", "")))
         return
-    run, job_id = start_run(spec, cluster, runs_dir, os.environ)
-    announce(run, job_id, as_json=as_json)
+    prepared = pipeline.prepare(checked)
+    if prepared.table:
+        from echelon.cli.tasks import submit_tasks  # noqa: PLC0415
+
+        raise typer.Exit(submit_tasks(prepared, wait=wait, as_json=as_json))
+    started = pipeline.submit(prepared)
+    announce(started, as_json=as_json)
     if wait or follow:
-        raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
+        job = follow_run(started.run, started.cluster, show=follow, resubmit=True)
+        raise typer.Exit(exit_code(job))
 
 
 @app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
@@ -137,8 +137,8 @@ def run(
     """
     from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
-    from echelon.client.submit.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
-    from echelon.clusters.local import describe_nodes, fit_allocation  # noqa: PLC0415
+    from echelon.client.submit import pipeline  # noqa: PLC0415
+    from echelon.clusters.local import describe_nodes  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
     if request.host and on == "slurm":
@@ -146,18 +146,19 @@ def run(
             f"a run on {request.host} cannot belong to this command",
             hint="submit it, and follow its output: echelon submit --follow",
         )
-    environ: Mapping[str, str] = scrub(os.environ) if on == "local" else os.environ
+    checked = pipeline.check(
+        pipeline.Request(
+            merged=request,
+            target=Target(on=on, runs=runs_dir, address=address, tied=True),
+            command="run",
+            environ=scrub(os.environ) if on == "local" else os.environ,
+        )
+    )
+    started = pipeline.submit(pipeline.prepare(checked))
     queued = on in ("slurm", "ray")
-    spec = choose_snapshot(choose_spec(request, on, environ), default=queued)
-    if not queued:
-        asked = request.origins["nodes"] != "default"
-        spec, environ = fit_allocation(spec, environ, asked=asked)
-    cluster = choose_cluster(on, runs_dir, address=address, tied=True, environ=environ)
-    check_request(spec, cluster, "run")
-    found, job_id = start_run(spec, cluster, runs_dir, environ)
-    where = describe_job(job_id) if queued else describe_nodes(environ)
-    console.note(f"{found.run_id}: running {spec.script} {where}")
-    raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
+    where = describe_job(started.job_id) if queued else describe_nodes(checked.environ)
+    console.note(f"{started.run.run_id}: running {checked.spec.script} {where}")
+    raise typer.Exit(exit_code(follow_to_the_end(started.run, started.cluster)))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -281,10 +282,10 @@ def resume(
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.client.manage.relocation import settle_run  # noqa: PLC0415
     from echelon.client.manage.run_status import current_job  # noqa: PLC0415
-    from echelon.client.manage.trust import read_script  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
-    from echelon.client.submit.runs import submit_run  # noqa: PLC0415
-    from echelon.client.submit.submission import remember  # noqa: PLC0415
+    from echelon.client.submit.pipeline import remember  # noqa: PLC0415
+    from echelon.client.submit.queueing import queue_attempt  # noqa: PLC0415
+    from echelon.client.submit.trust import read_script  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found, cluster = run_commands.find_with_job(runs_dir, run, address)
@@ -309,7 +310,7 @@ def resume(
         console.note(f"{found.run_id} was moved from {home}; updated the paths in its files")
     if trust or home is not None:
         remember(found, script)
-    attempt = submit_run(found, cluster, os.environ, script)
+    attempt = queue_attempt(found, cluster, os.environ, script)
     console.note(f"resumed {found.run_id} {describe_job(attempt.job_id)}")
     if here:
         raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))

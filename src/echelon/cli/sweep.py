@@ -14,11 +14,11 @@ from echelon.cli import console
 from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
-from echelon.cli.places import Address, On, goes_to_host
-from echelon.cli.remote import resume_sweep_there, sweep_there
+from echelon.cli.remote import resume_sweep_there, submit_there
 from echelon.cli.runs import RUNS, AsJson, RunsDir
+from echelon.cli.target_options import Address, On, goes_to_host
 from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
-from echelon.client.submit.places import choose_cluster, choose_spec
+from echelon.client.submit.target import Target, choose_cluster
 from echelon.core.units import counted
 from echelon.errors import ConflictError, UsageError
 from echelon.run.listing import find_sweep, list_sweeps
@@ -129,30 +129,30 @@ def sweep(
 
     Example: echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}
     """
-    from echelon.client.manage.sweeps import check_sweep, create_sweep  # noqa: PLC0415
-    from echelon.client.submit.parameters import read_parameters  # noqa: PLC0415
-    from echelon.client.submit.submission import check_request, choose_snapshot  # noqa: PLC0415
+    from echelon.client.submit import pipeline  # noqa: PLC0415
+    from echelon.client.submit.parameters import make_table, read_parameters  # noqa: PLC0415
 
     rows = read_parameters(grid or [], file)
+    wanted = pipeline.Request(
+        merged=request,
+        target=Target(on=on, runs=runs_dir, address=address, tied=on == "local"),
+        command="sweep",
+        table=make_table(rows, max_running),
+    )
     if goes_to_host(request, on, runs_dir):
-        check_sweep(request.spec, list(rows[0]))
         if not dry_run:
-            tasks = dict(enumerate(rows))
-            raise typer.Exit(sweep_there(request, tasks, max_running, wait=wait, as_json=as_json))
+            raise typer.Exit(submit_there(wanted, wait=wait, as_json=as_json))
+        from echelon.client.submit.host_submission import check_for_host  # noqa: PLC0415
+
+        check_for_host(wanted)
         _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
         console.note(f"not checked on {request.host}, because nothing was sent there")
         return
-    cluster = choose_cluster(on, runs_dir, address=address, tied=on == "local")
-    spec = choose_snapshot(choose_spec(request, on, os.environ), default=True)
-    check_sweep(spec, list(rows[0]))
-    check_request(spec, cluster, "sweep")
+    checked = pipeline.check(wanted)
     if dry_run:
         _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
         return
-    made = create_sweep(spec, rows, runs_dir, max_running=max_running)
-    raise typer.Exit(
-        submit_tasks(made, cluster, list(range(len(rows))), wait=wait, as_json=as_json)
-    )
+    raise typer.Exit(submit_tasks(pipeline.prepare(checked), wait=wait, as_json=as_json))
 
 
 def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:

@@ -3,58 +3,37 @@
 import os
 import time
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.core.units import counted
 from echelon.errors import UnavailableError
-from echelon.run.sweep import SweepDir, escape, read_table
-from echelon.spec.job_spec import JobSpec
+from echelon.run.sweep import SweepDir, read_table
 
 if TYPE_CHECKING:
     from echelon.client.manage.sweeps import Task
+    from echelon.client.submit.pipeline import Prepared
     from echelon.clusters.slurm.cluster import SlurmCluster
 
 _POLL_S = 2.0
 """Seconds between two questions about all tasks."""
 
 
-def submit_array(
-    spec: JobSpec,
-    indices: list[int],
-    max_running: int,
-    cluster: Any,
-    runs_dir: Path,
-    *,
-    wait: bool,
-    as_json: bool,
-) -> int:
-    """Submit the script of a job array as a sweep whose tasks differ in their index alone."""
-    from echelon.client.manage.sweeps import create_sweep  # noqa: PLC0415
-
-    literal = replace(spec, args=tuple(map(escape, spec.args)))
-    rows = {index: dict[str, str]() for index in indices}
-    sweep = create_sweep(literal, rows, runs_dir, max_running=max_running)
-    return submit_tasks(sweep, cluster, indices, wait=wait, as_json=as_json)
-
-
-def submit_tasks(
-    sweep: SweepDir, cluster: Any, indices: list[int], *, wait: bool, as_json: bool = False
-) -> int:
-    """Start tasks of a sweep; return the command's exit code."""
+def submit_tasks(prepared: "Prepared", *, wait: bool, as_json: bool = False) -> int:
+    """Start all tasks of a new sweep; return the command's exit code."""
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
+    assert prepared.table is not None, "the caller knows that it is a sweep"
+    sweep, cluster = prepared.sweep, prepared.cluster
     with sweep.locked():
-        code = start_tasks(sweep, cluster, indices, as_json=as_json)
+        code = start_tasks(sweep, cluster, list(prepared.table.tasks), as_json=as_json)
     return wait_for_tasks(sweep, cluster) if wait and isinstance(cluster, SlurmCluster) else code
 
 
 def start_tasks(sweep: SweepDir, cluster: Any, indices: list[int], *, as_json: bool) -> int:
     """Submit tasks to Slurm, or run them elsewhere to their end; return the exit code."""
     from echelon.client.manage.sweep_runner import carry_out  # noqa: PLC0415
-    from echelon.client.manage.sweeps import submit_sweep  # noqa: PLC0415
+    from echelon.client.submit.arrays import submit_sweep  # noqa: PLC0415
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 

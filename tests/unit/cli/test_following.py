@@ -13,7 +13,7 @@ import pytest
 
 from echelon.cli import following, main
 from echelon.client.manage import waiting
-from echelon.client.submit.runs import prepare_run, submit_run
+from echelon.client.submit.queueing import queue_attempt
 from echelon.core.jobs import Job
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import submit_attempt
@@ -22,6 +22,7 @@ from echelon.run.events import GenerationStarted
 from echelon.run.rank_logs import Line, LogClock
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
+from prepared import prepare_run
 
 
 class _Cluster:
@@ -54,8 +55,8 @@ def clock(monkeypatch):
 
 
 def _start(cluster, tmp_path):
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
-    submit_run(run, cluster, {}, b"")
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    queue_attempt(run, cluster, {}, b"")
     cluster.asked = 0
     return run
 
@@ -157,7 +158,7 @@ def test_what_waits_is_stopped_before_what_runs(tmp_path):
     ],
 )
 def test_why_a_run_failed_stands_below_what_its_ranks_say(tmp_path, monkeypatch, failed, lines):
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     output = run.logs / "job-1.out"
     output.write_text("train failed\n")
     record = {"job_id": "7", "output": str(output)}
@@ -185,7 +186,7 @@ class Terminal(io.StringIO):
 def bars(tmp_path, monkeypatch):
     """Return a run whose ranks have drawn progress bars, and a function that follows it."""
     monkeypatch.setenv("COLUMNS", "60")
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     for rank in (0, 1):
         log = run.rank_log(attempt=1, generation=0, rank=rank)
         log.parent.mkdir(exist_ok=True)
@@ -223,7 +224,7 @@ def printed(tmp_path, monkeypatch):
     """Return a run of three ranks that printed at second 100, 200 and 300 of the epoch."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
     output = run.logs / "job-1.out"
     output.write_text("of the job\n")
     os.utime(output, (150, 150))

@@ -106,7 +106,7 @@ def test_they_load_nothing_heavy(words, tmp_path):
         "typer",
         "rich",
         "echelon.spec.merging",
-        "echelon.client.submit.submission",
+        "echelon.client.submit.pipeline",
         "http.client",
     ]
     program = (

@@ -11,7 +11,7 @@ import pytest
 
 from echelon.cli import main
 from echelon.client.manage.run_status import current_job
-from echelon.client.submit.runs import prepare_run, submit_run
+from echelon.client.submit.queueing import queue_attempt
 from echelon.clusters.local import LocalCluster, describe_nodes, fit_allocation
 from echelon.core.proc import start_time
 from echelon.core.shell import FakeShell
@@ -19,6 +19,7 @@ from echelon.errors import UnavailableError, UsageError
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 from echelon.spec.readers import nodes as read_nodes
+from prepared import prepare_run
 
 
 class _Instant(FakeShell):
@@ -36,8 +37,8 @@ class _Instant(FakeShell):
 
 def _submit(shell, tmp_path):
     cluster = LocalCluster(shell, {}, tmp_path)
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
-    submit_run(run, cluster, {}, run.script.read_bytes())
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    queue_attempt(run, cluster, {}, run.script.read_bytes())
     return current_job(run, cluster)
 
 
@@ -61,7 +62,7 @@ def test_whoever_started_it_knows_how_it_ended(tmp_path, code, state, exit_code)
 
 def test_a_run_of_another_machine_is_not_said_to_be_stopped(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     for end in (cluster.stop, cluster.cancel):
         with pytest.raises(UnavailableError, match="is on host elsewhere"):
             end("local:elsewhere:12:34", run_id=run.run_id)
@@ -87,7 +88,7 @@ def _claim(run, pid):
 
 def test_a_process_that_is_not_the_runs_is_never_signalled(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     with _process() as bystander:
         job_id = _claim(run, bystander.pid)
         assert cluster.job(job_id, run_id=run.run_id).state == "FAILED"
@@ -100,7 +101,7 @@ def test_a_process_that_is_not_the_runs_is_never_signalled(tmp_path):
 
 def test_a_process_that_was_started_for_the_run_is_signalled(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     link = tmp_path / "link"
     link.symlink_to(run.path)
     with _process("bash", "-c", "sleep 600; true", "bash", str(link / "job.sbatch")) as own:
@@ -116,7 +117,7 @@ def test_a_process_that_was_started_for_the_run_is_signalled(tmp_path):
 )
 def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id):
     good, odd = (
-        prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)[0] for _ in range(2)
+        prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path) for _ in range(2)
     )
     for run, one in ((good, f"local:{os.uname().nodename}:1:0"), (odd, job_id)):
         (run.attempts / "1").mkdir()
@@ -134,7 +135,7 @@ def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id)
 
 @pytest.mark.parametrize("other", ["ray:x-1", "17"])
 def test_jobs_of_two_places_in_one_run_hide_no_other_run(tmp_path, monkeypatch, capsys, other):
-    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
+    run = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
     for number, job_id in ((1, "local:elsewhere:1:0"), (2, other)):
         (run.attempts / str(number)).mkdir()
         (run.attempts / str(number) / "job.json").write_text(json.dumps({"job_id": job_id}))

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from echelon.client.submit.runs import ship_launcher
+from echelon.client.submit.launcher import ship_launcher
 from echelon.launch.roles import launcher_command
 
 PLANTED = 'open("planted", "w").close()\n'

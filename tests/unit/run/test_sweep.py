@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from echelon.client.manage.sweeps import create_sweep
-from echelon.client.manage.trust import read_script
+from echelon.client.submit.parameters import make_table
+from echelon.client.submit.trust import read_script
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, find_sweep, list_runs, list_sweeps
@@ -23,6 +23,7 @@ from echelon.run.sweep import (
     sweep_of,
 )
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_sweep
 
 
 def spec(**values):
@@ -41,7 +42,7 @@ def environ(tmp_path, monkeypatch):
 def sweep(tmp_path, environ):
     rows = [{"lr": "0.1", "seed": "1"}, {"lr": "0.01", "seed": "2 x"}]
     request = spec(args=["--lr={lr}", "{seed}", "{{{index}}}"])
-    return create_sweep(request, rows, tmp_path / "my runs", environ=environ)
+    return prepare_sweep(request, make_table(rows), tmp_path / "my runs", **environ)
 
 
 def digest(path):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from echelon.client.manage.run_status import current_job
-from echelon.client.submit.places import choose_cluster, ray_cluster
+from echelon.client.submit.target import choose_cluster, ray_cluster
 from echelon.core.jobs import LOCAL, RAY, Job
 from echelon.core.notes import note
 from echelon.errors import NotPermittedError, UnavailableError, UsageError

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from echelon.client.manage.run_status import current_job
-from echelon.client.manage.trust import read_script
 from echelon.client.manage.waiting import cancel_all, stop_all, submit_next
-from echelon.client.submit.runs import submit_run
+from echelon.client.submit.queueing import queue_attempt
+from echelon.client.submit.trust import read_script
 from echelon.clusters.base import Cluster
 from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import write_atomic
@@ -105,7 +105,7 @@ def _drop_ended(sweep: SweepDir, running: dict[int, RunDir], cluster: Cluster) -
 def start_task(sweep: SweepDir, index: int, cluster: Cluster, environ: Mapping[str, str]) -> RunDir:
     """Create the run of a task, unless it exists, and submit its next attempt."""
     run, _ = make_run(sweep, index)
-    submit_run(run, cluster, environ, read_script(run, os.environ))
+    queue_attempt(run, cluster, environ, read_script(run, os.environ))
     values = read_table(sweep).parameters(index)
     note(f"{run.run_id}: started with {' '.join(f'{k}={v}' for k, v in values.items())}")
     return run

@@ -1,6 +1,5 @@
-"""Create, submit and query sweeps: many runs of one request, as job arrays on Slurm."""
+"""Query, stop and resume sweeps: many runs of one request."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,180 +7,24 @@ from pathlib import Path
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.client.manage.relocation import find_home
 from echelon.client.manage.run_status import current_job, find_verdict
-from echelon.client.manage.trust import read_script
 from echelon.client.manage.waiting import stop_all
 from echelon.client.remote.register import is_task
-from echelon.client.submit.places import choose_cluster
-from echelon.client.submit.runs import TakeCode
-from echelon.client.submit.submission import create_run
+from echelon.client.submit.target import choose_cluster
 from echelon.clusters.base import Cluster
 from echelon.clusters.local import PREFIX
 from echelon.clusters.slurm.cluster import SlurmCluster
-from echelon.core.atomic_file import remove_tree
 from echelon.core.frozen import frozen
 from echelon.core.jobs import WAITING, Job, is_job_id
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
-from echelon.errors import ConflictError, UnavailableError, UsageError
+from echelon.errors import ConflictError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, outcome
 from echelon.run.directory import RunDir
-from echelon.run.request import read_spec
 from echelon.run.sweep import (
-    Array,
     SweepDir,
-    Table,
-    check_placeholders,
     is_sweep,
     read_table,
 )
 from echelon.run.verdict import Verdict
-from echelon.spec.job_spec import JobSpec
-
-# --- create and submit -----------------------------------------------------------------------
-
-
-def check_sweep(spec: JobSpec, names: Sequence[str]) -> None:
-    """Check what a sweep requires of its request.
-
-    Raises:
-        UsageError: the request does not fit.
-    """
-    check_placeholders(spec.args, names)
-    if spec.style != "echelon":
-        raise UsageError(
-            f"a sweep does not support style '{spec.style}'", hint="use --style echelon"
-        )
-    if spec.hand_over == "always":
-        raise UsageError(
-            "a sweep does not support hand_over 'always': a task continues in its own array",
-            hint="use --hand-over requeue; auto does so if there is a checkpoint",
-        )
-
-
-def create_sweep(
-    spec: JobSpec,
-    rows: Sequence[Mapping[str, str]] | Mapping[int, Mapping[str, str]],
-    runs: Path,
-    *,
-    take_code: TakeCode | None = None,
-    added: Mapping[str, bytes] | None = None,
-    max_running: int = 0,
-    environ: Mapping[str, str] = os.environ,
-    sweep_id: str = "",
-) -> SweepDir:
-    """Create a sweep; submit nothing yet.
-
-    Args:
-        spec: the request; `{name}` in its arguments stands for a parameter.
-        rows: the parameters of each task; a mapping also has the index of each.
-        runs: the directory of runs.
-        take_code: puts the code into the directory; see `create_run`.
-        added: files beside the project's; see `create_run`.
-        max_running: how many tasks run at a time; 0 for no limit.
-        environ: environment variables of the jobs.
-        sweep_id: its name; empty for a new one.
-    """
-    tasks = dict(rows) if isinstance(rows, Mapping) else dict(enumerate(rows))
-    if not tasks:
-        raise UsageError("a sweep needs at least one task", hint="add --grid NAME=VALUES")
-    names = tuple(next(iter(tasks.values())))
-    check_sweep(spec, names)
-    values = {index: tuple(row[name] for name in names) for index, row in tasks.items()}
-    table = Table(names=names, tasks=values, max_running=max_running)
-    files = create_run(
-        spec, runs, environ, take_code=take_code, added=added, table=table, run_id=sweep_id
-    )
-    return SweepDir(files=files)
-
-
-def submit_sweep(
-    sweep: SweepDir,
-    cluster: SlurmCluster,
-    environ: Mapping[str, str],
-    *,
-    indices: Sequence[int] = (),
-    again: bool = False,
-) -> list[str]:
-    """Submit tasks of a sweep as job arrays, and return the ids of these.
-
-    Args:
-        sweep: the sweep.
-        cluster: where to submit it.
-        environ: environment variables of the jobs.
-        indices: the tasks; all of them by default.
-        again: submit only what an earlier call, which broke off, has not.
-
-    Raises:
-        UsageError: the cluster refuses the request.
-        UnavailableError: it refuses a part of it, or it is not known whether an earlier call has
-            submitted an array.
-    """
-    table, arrays = read_table(sweep), sweep.arrays()
-    known = 0 if again else len(arrays)
-    script = read_script(sweep.files, os.environ)
-    exclude, size = cluster.exclusions(read_spec(sweep.files)), cluster.array_size()
-    parts: dict[int, list[int]] = {}
-    for index in indices or table.tasks:
-        parts.setdefault(index // size * size, []).append(index)
-    found: list[str] = []
-    try:
-        for number, (offset, tasks) in enumerate(parts.items(), start=known + 1):
-            if again and (earlier := _find_array(sweep, cluster, arrays, number, tasks)):
-                sweep.record_array(number, Array(earlier, offset, tuple(tasks)))
-                found.append(earlier)
-                continue
-            job_id = cluster.submit_array(
-                sweep.files.script,
-                content=script,
-                sweep_id=sweep.sweep_id,
-                number=number,
-                tasks=render_tasks([task - offset for task in tasks], table.max_running),
-                offset=offset,
-                environ=environ,
-                exclude=exclude,
-                # Slurm limits the running tasks of each array, not of several together.
-                after=found[-1] if found and table.max_running else "",
-            )
-            sweep.record_array(number, Array(job_id, offset, tuple(tasks)))
-            found.append(job_id)
-    except UsageError as error:  # the cluster refused the request
-        if not known and not found:
-            remove_tree(sweep.path)
-            raise
-        what = f"{sweep.sweep_id} is queued in part, as job array {', '.join(found)}"
-        raise UnavailableError(
-            f"{what if found else f'nothing was queued for {sweep.sweep_id}'}: {error.message}",
-            hint=f"queue the rest later: echelon sweep resume {sweep.sweep_id}",
-        ) from error
-    return found
-
-
-def _find_array(
-    sweep: SweepDir, cluster: Slurm, arrays: Sequence[Array], number: int, tasks: Sequence[int]
-) -> str:
-    """Return the array of tasks that an earlier call has submitted; empty if there is none."""
-    if number <= len(arrays):
-        return arrays[number - 1].job_id
-    # Its answer may have been lost between sbatch and us.
-    found = cluster.find_submitted(mark_tasks(sweep.sweep_id), number)
-    if not found and any(sweep.run(task).path.exists() for task in tasks):
-        raise UnavailableError(
-            f"it is not known whether all of {sweep.sweep_id} was queued",
-            hint=f"show its tasks: echelon sweep table {sweep.sweep_id}",
-        )
-    return found
-
-
-def render_tasks(indices: Sequence[int], max_running: int = 0) -> str:
-    """Return sbatch's value of --array: 0, 1, 2 and 7, two at a time, are `0-2,7%2`. Pure."""
-    parts: list[list[int]] = []
-    for index in sorted(indices):
-        if parts and index == parts[-1][1] + 1:
-            parts[-1][1] = index
-        else:
-            parts.append([index, index])
-    listed = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-    return f"{listed}%{max_running}" if max_running else listed
-
 
 # --- query -----------------------------------------------------------------------------------
 

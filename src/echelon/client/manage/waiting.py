@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from echelon.client.manage.run_status import current_job, find_verdict
-from echelon.client.manage.trust import read_script
-from echelon.client.submit.runs import submit_run
+from echelon.client.submit.queueing import queue_attempt
+from echelon.client.submit.trust import read_script
 from echelon.clusters.base import Cluster
 from echelon.core.jobs import Job, describe_job, is_job_id
 from echelon.core.notes import note
@@ -90,7 +90,7 @@ def submit_next(run: RunDir, cluster: Cluster) -> bool:
     with claiming_next(run, last) as ours:
         if not ours:  # another command waits for the run too, and submits it
             return wait_until(lambda: attempts(run)[-1].number > last, timeout_s=_CLAIMED_S)
-        attempt = submit_run(run, cluster, os.environ, read_script(run, os.environ))
+        attempt = queue_attempt(run, cluster, os.environ, read_script(run, os.environ))
     note(f"{run.run_id} continues {describe_job(attempt.job_id)}")
     return True
 

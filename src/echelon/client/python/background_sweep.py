@@ -7,55 +7,41 @@ tasks, as many at a time as requested (`main`).
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from echelon.client.manage.sweep_runner import carry_out, is_carried, record_carrier
-from echelon.client.manage.sweeps import (
-    Task,
-    cancel_waiting,
-    create_sweep,
-    read_tasks,
-    submit_sweep,
-)
+from echelon.client.manage.sweeps import Task, cancel_waiting, read_tasks
 from echelon.client.python.local_run import LocalRun
-from echelon.client.submit.places import choose_cluster
-from echelon.client.submit.submission import Place
-from echelon.clusters.base import Cluster
+from echelon.client.submit.arrays import submit_sweep
+from echelon.client.submit.pipeline import Prepared
+from echelon.client.submit.target import Target, choose_cluster
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.jobs import Job
 from echelon.core.shell import LocalShell
 from echelon.errors import TimedOutError, UnavailableError
 from echelon.run.sweep import SweepDir, read_table
-from echelon.spec.job_spec import JobSpec
 
 _FRESH_S = 1.0
 """How long an answer about all tasks counts."""
 
 
-def start_mapped(
-    spec: JobSpec,
-    rows: Sequence[Mapping[str, str]],
-    place: Place,
-    cluster: Cluster,
-    *,
-    added: Mapping[str, bytes] | None = None,
-    max_running: int = 0,
-) -> list["MappedRun"]:
-    """Start a sweep, and return its runs."""
-    sweep = create_sweep(spec, rows, place.runs, added=added, max_running=max_running)
-    if isinstance(cluster, SlurmCluster):
+def start_mapped(prepared: Prepared, target: Target) -> list["MappedRun"]:
+    """Start all tasks of a new sweep, and return their runs."""
+    assert prepared.table is not None, "the caller knows that it is a sweep"
+    sweep, count = prepared.sweep, len(prepared.table.tasks)
+    if isinstance(prepared.cluster, SlurmCluster):
         with sweep.locked():
-            submit_sweep(sweep, cluster, os.environ)
+            submit_sweep(sweep, prepared.cluster, os.environ)
     else:
-        count = max_running or (1 if place.on == "local" else len(rows))
-        argv = [sys.executable, "-P", "-m", __name__, str(sweep.path), place.on, place.address]
+        at_once = prepared.table.max_running or (1 if target.on == "local" else count)
+        argv = [sys.executable, "-P", "-m", __name__, str(sweep.path), target.on, target.address]
         log = sweep.path / "carrier.log"
-        pid = LocalShell().start([*argv, str(count)], log=log, env=dict(os.environ))
-        record_carrier(sweep, pid, place.on)
+        pid = LocalShell().start([*argv, str(at_once)], log=log, env=dict(os.environ))
+        record_carrier(sweep, pid, target.on)
     tasks = MappedTasks(sweep)
-    return [MappedRun(tasks, index) for index in range(len(rows))]
+    return [MappedRun(tasks, index) for index in prepared.table.tasks]
 
 
 class MappedTasks:

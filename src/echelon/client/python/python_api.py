@@ -10,28 +10,21 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from echelon.client.code.code_listing import find_root
-from echelon.client.manage.sweeps import check_sweep
 from echelon.client.python.background_sweep import start_mapped
-from echelon.client.python.functions import Call, PackedFunction, pack_function
+from echelon.client.python.functions import Call, pack_function
 from echelon.client.python.hosted_run import HostedRun, HostedTask, HostedTasks
 from echelon.client.python.local_run import LocalRun
 from echelon.client.python.run_view import Run, default_runs
-from echelon.client.submit.host_submission import send_run
-from echelon.client.submit.parameters import check_names
+from echelon.client.submit import pipeline
+from echelon.client.submit.host_submission import submit_to_host
+from echelon.client.submit.parameters import check_names, make_table
 from echelon.client.submit.requests import read_request
-from echelon.client.submit.submission import (
-    Place,
-    check_function,
-    check_request,
-    settle_request,
-    start_run,
-    submit_request,
-)
+from echelon.client.submit.target import Target
 from echelon.core.frozen import frozen
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
 from echelon.launch.function_call import FOLDER, PROGRAM
-from echelon.spec.job_spec import JobSpec
+from echelon.run.sweep import Table
 from echelon.spec.merging import Merged
 
 T = TypeVar("T")
@@ -158,18 +151,13 @@ class Request:
             UsageError: the request is not valid, or the function cannot be pickled.
         """
         if callable(what):
-            return self._submit_function(what, [(args, options)])
+            return self._start(what, [], [(args, options)])[0]
         if options:
             raise UsageError(
                 f"a script takes no named arguments: {', '.join(options)}",
                 hint='write them as on the command line: submit("train.py", "--lr", "0.1")',
             )
-        merged = self._read({"script": str(what), "args": [str(one) for one in args]})
-        if merged.host:
-            site, found = send_run(merged)
-            return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
-        run, _, _ = submit_request(merged, self._place())
-        return Run.of(LocalRun(run))
+        return self._start(what, args)[0]
 
     @overload
     def map(self, what: str | Path, /, *args: str, **values: Iterable[Any]) -> list[Run[None]]: ...
@@ -234,45 +222,49 @@ class Request:
         rows = [{str(n): str(v) for n, v in (*enumerate(a), *k.items())} for a, k in calls]
         if not rows:
             return []
-        words: dict[str, object] = {}
         if not callable(what):
             check_names(list(rows[0]))
-            words = {"script": str(what), "args": [str(one) for one in args]}
-        place, merged = self._place(), self._read(words)
-        limit = int(self.options.get("max_running", 0))
-        if merged.host:
-            return self._send_all(what, merged, calls, rows, limit)
-        if not callable(what):
-            spec, cluster = settle_request(merged, place)
-            check_request(spec, cluster, "submit")
-            found = start_mapped(spec, rows, place, cluster, max_running=limit)
-            return [Run.of(one) for one in found]
-        spec, cluster = settle_request(merged, place)
-        spec, packed = _pack(spec, what, calls)
-        check_function(spec, Path(spec.chdir or Path.cwd()), cluster, LocalShell())
-        spec = replace_fields(spec, args=("{index}",))
-        found = start_mapped(spec, rows, place, cluster, added=packed.files, max_running=limit)
-        return [Run.of(one) for one in found]
+        table = make_table(rows, int(self.options.get("max_running", 0)))
+        return self._start(what, args, calls, table)
 
-    def _send_all(
+    def _start(
         self,
         what: Any,
-        merged: Merged,
-        calls: list[Call],
-        rows: Sequence[Mapping[str, str]],
-        limit: int,
+        args: Sequence[Any],
+        calls: Sequence[Call] = (),
+        table: Table | None = None,
     ) -> list[Run[Any]]:
-        """Start many runs on another host."""
-        added = None
+        """Start a run, or one per row of a table, of a script or of calls of a function."""
+        words = {} if callable(what) else {"script": str(what), "args": [str(one) for one in args]}
+        merged = self._read(words)
+        added: Mapping[str, bytes] = {}
         if callable(what):
-            merged, added = _pack_for_host(merged, what, calls)
-            spec = replace_fields(merged.spec, args=("{index}",))
-            merged = replace_fields(merged, spec=spec)
-        check_sweep(merged.spec, list(rows[0]))
-        site, found = send_run(merged, added=added, tasks=dict(enumerate(rows)), max_running=limit)
-        tasks = HostedTasks(site, found["run"], Path(found["directory"]).parent)
-        numbers = range(len(rows))
-        return [Run.of(HostedTask(tasks, index, trusts=self._trusts)) for index in numbers]
+            merged, added = _pack(merged, what, calls)
+            if table:
+                merged = replace_fields(merged, spec=replace_fields(merged.spec, args=("{index}",)))
+        given = self.options
+        target = Target(
+            on=given.get("on", "slurm"),
+            runs=default_runs(given.get("runs_dir", "")),
+            address=given.get("address", ""),
+        )
+        wanted = pipeline.Request(
+            merged=merged, target=target, table=table, added=added, lints=True
+        )
+        if merged.host:
+            return self._send(wanted)
+        prepared = pipeline.prepare(pipeline.check(wanted))
+        if table:
+            return [Run.of(one) for one in start_mapped(prepared, target)]
+        return [Run.of(LocalRun(pipeline.submit(prepared).run))]
+
+    def _send(self, wanted: pipeline.Request) -> list[Run[Any]]:
+        """Start runs on another host."""
+        queued, trusts = submit_to_host(wanted), bool(self.options.get("trust_host"))
+        if wanted.table is None:
+            return [Run.of(HostedRun(queued.site, queued.run_id, trusts=trusts))]
+        tasks = HostedTasks(queued.site, queued.run_id, Path(queued.directory).parent)
+        return [Run.of(HostedTask(tasks, index, trusts=trusts)) for index in wanted.table.tasks]
 
     def _read(self, more: Mapping[str, object]) -> Merged:
         flags = {key: value for key, value in self.options.items() if key not in _PLACE}
@@ -281,31 +273,6 @@ class Request:
         merged = read_request({**flags, **more}, Path.cwd(), os.environ)
         on = self.options.get("on", "slurm")
         return merged if on == "slurm" else replace_fields(merged, host="")
-
-    def _place(self) -> Place:
-        given = self.options
-        return Place(
-            on=given.get("on", "slurm"),
-            runs=default_runs(given.get("runs_dir", "")),
-            address=given.get("address", ""),
-        )
-
-    def _submit_function(self, function: Callable[..., T], calls: list[Call]) -> Run[T]:
-        merged, place = self._read({}), self._place()
-        folder = Path(merged.spec.chdir or Path.cwd()).absolute()
-        if merged.host:
-            merged, added = _pack_for_host(merged, function, calls)
-            site, found = send_run(merged, added=added)
-            return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
-        spec, cluster = settle_request(merged, place)
-        spec, packed = _pack(spec, function, calls)
-        check_function(spec, folder, cluster, LocalShell())
-        run, _ = start_run(spec, cluster, place.runs, os.environ, added=packed.files)
-        return Run.of(LocalRun(run))
-
-    @property
-    def _trusts(self) -> bool:
-        return bool(self.options.get("trust_host"))
 
 
 def _list_values(name: str, values: object) -> list[Any]:
@@ -326,32 +293,22 @@ def _plain(value: object) -> object:
 
 
 def _pack(
-    spec: JobSpec, function: Callable[..., Any], calls: Sequence[Call]
-) -> tuple[JobSpec, PackedFunction]:
-    """Pack a function for a run whose directory is on this machine; return its request too."""
-    root, _ = find_root(Path(spec.chdir or Path.cwd()).absolute(), None, LocalShell())
-    packed = pack_function(function, calls, root, copied=bool(spec.snapshot))
-    return _with_python(_with_function(spec, packed, root)), packed
-
-
-def _pack_for_host(
     merged: Merged, function: Callable[..., Any], calls: Sequence[Call]
 ) -> tuple[Merged, Mapping[str, bytes]]:
-    """Pack a function for another host; return its request and its files."""
-    if merged.spec.snapshot is False:
+    """Pack a function; return its request and its files."""
+    spec = merged.spec
+    if merged.host and spec.snapshot is False:
         raise UsageError(
             "a function needs a copy of the code on another host", hint="remove snapshot=False"
         )
-    root, _ = find_root(Path(merged.spec.chdir or Path.cwd()).absolute(), None, LocalShell())
-    packed = pack_function(function, calls, root, copied=True)
-    return replace_fields(merged, spec=_with_function(merged.spec, packed, root)), packed.files
-
-
-def _with_function(spec: JobSpec, packed: PackedFunction, root: Path) -> JobSpec:
-    return replace_fields(spec, script=str(root / FOLDER / PROGRAM), name=spec.name or packed.name)
-
-
-def _with_python(spec: JobSpec) -> JobSpec:
-    """Choose the Python that the function comes from, if the request names none."""
-    chosen = spec.python or spec.venv or spec.conda or spec.modules or spec.prologue
-    return spec if chosen else replace_fields(spec, python=sys.executable)
+    root, _ = find_root(Path(spec.chdir or Path.cwd()).absolute(), None, LocalShell())
+    packed = pack_function(function, calls, root, copied=spec.snapshot is not False)
+    chosen = spec.python or spec.venv or spec.conda or spec.modules or spec.prologue or merged.host
+    spec = replace_fields(
+        spec,
+        script=str(root / FOLDER / PROGRAM),
+        name=spec.name or packed.name,
+        # The Python that the function comes from, if the request names none.
+        python=spec.python if chosen else sys.executable,
+    )
+    return replace_fields(merged, spec=spec), packed.files

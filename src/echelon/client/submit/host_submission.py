@@ -1,4 +1,7 @@
-"""Submits a project to another host: sends its code there, and queues a run of it."""
+"""Submits to another host: request → checked → prepared → queued there.
+
+The host then takes a run through `pipeline.py`, with the project that was sent.
+"""
 
 import os
 import shlex
@@ -14,12 +17,16 @@ from echelon.client.remote.mirror import send_project
 from echelon.client.remote.project_description import Project, describe_project
 from echelon.client.remote.register import forget_run, record_run
 from echelon.client.remote.remote_calls import Progress, make_site, open_host, talking
-from echelon.client.submit.runs import check_files, new_run_id
+from echelon.client.submit.checks import check_files, check_sweep
+from echelon.client.submit.parameters import split_array
+from echelon.client.submit.pipeline import Request
+from echelon.client.submit.run_names import new_run_id
 from echelon.client.submit.script_checks import check_script, refuse_job_script
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.failures import UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
+from echelon.core.frozen import frozen
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell, Shell
 from echelon.core.units import format_bytes
@@ -33,6 +40,7 @@ from echelon.errors import (
     UsageError,
 )
 from echelon.run.request import render_spec
+from echelon.run.sweep import Table
 from echelon.spec.conflicts import TYPED
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
@@ -49,52 +57,101 @@ _MOST_ADDED = 40 << 20
 """Bytes of a function: its text takes a third more, and is part of one message."""
 
 
-def send_run(
-    request: Merged,
-    *,
-    added: Mapping[str, bytes] | None = None,
-    tasks: Mapping[int, Mapping[str, str]] | None = None,
-    max_running: int = 0,
-) -> tuple[Site, dict[str, Any]]:
-    """Send the project to the host of a request, and queue a run of it there.
+@frozen
+class CheckedForHost:
+    """A request that can be sent. The host checks the rest, such as its cluster's limits."""
 
-    Args:
-        request: the request; its host is another machine.
-        added: files beside the project's, path → content; the script is one of them.
-        tasks: the parameters of each task of a sweep; None for a single run.
-        max_running: how many tasks run at a time; 0 for no limit.
+    request: Request
+    spec: JobSpec
+    """Without a job array, whose tasks are in the table."""
+    table: Table | None
+    site: Site
+    root: Path
+    """The project's directory on this machine."""
+    folder: Path
+    """The working directory on this machine."""
 
-    Returns:
-        where it is, and its id, job and directory; for a sweep also its arrays.
+
+@frozen
+class PreparedForHost:
+    """A project as it is sent, with the request for the host."""
+
+    checked: CheckedForHost
+    project: Project
+    header: Mapping[str, Any]
+
+
+@frozen
+class QueuedThere:
+    """A run or sweep that is queued on another host."""
+
+    site: Site
+    run_id: str
+    directory: str
+    """The run directory there."""
+    job_id: str
+    arrays: tuple[str, ...] = ()
+    """The job arrays of a sweep."""
+
+
+def submit_to_host(request: Request) -> QueuedThere:
+    """Send the project to the host of a request, and queue a run or sweep of it there."""
+    return send(prepare_for_host(check_for_host(request)))
+
+
+def check_for_host(request: Request) -> CheckedForHost:
+    """Report what is wrong with the request or project, as far as that can be known here.
+
+    Raises:
+        UsageError: nothing can be sent.
     """
-    spec = request.spec
+    spec, table = request.merged.spec, request.table
+    if request.takes_array:
+        spec, table = split_array(spec)
+    if table is not None:
+        check_sweep(spec, table.names)
     folder = Path(spec.chdir or Path.cwd()).absolute()
-    script = None if spec.module or added else folder / spec.script
-    if not added:
-        check_here(spec, folder)
-    elif (size := sum(map(len, added.values()))) > _MOST_ADDED:
+    script = None if spec.module or request.added else folder / spec.script
+    if not request.added:
+        _check_here(spec, folder)
+    elif (size := sum(map(len, request.added.values()))) > _MOST_ADDED:
         raise UsageError(
             f"the function and what it refers to are {format_bytes(size)}; at most "
             f"{format_bytes(_MOST_ADDED)} can be sent to a host",
             hint="have the function read large data from a file there",
         )
-    site = make_site(request, folder, script)
+    site = make_site(request.merged, folder, script)
     assert site is not None, "the caller knows that it has a host"
-    root = find_project(request, folder, script, LocalShell())
+    root = find_project(request.merged, folder, script, LocalShell())
     check_project(root, Path.home())
-    project = describe_project(
-        root, LocalShell(), runs=Path("runs").absolute(), state=state_folder(os.environ)
+    return CheckedForHost(
+        request=request, spec=spec, table=table, site=site, root=root, folder=folder
     )
-    run_id = new_run_id(spec)
-    # First: the answer may be lost.
-    record_run(run_id, root, site, os.environ, sweep=tasks is not None)
-    header = {"run": run_id, **place_request(spec, folder, root)}
-    if tasks is not None:
-        header["sweep"] = {"tasks": tasks, "max_running": max_running}
-    if added:
+
+
+def prepare_for_host(checked: CheckedForHost) -> PreparedForHost:
+    """Describe the project, and write the request as the host needs it."""
+    spec, table, root = checked.spec, checked.table, checked.root
+    state = state_folder(os.environ)
+    runs = Path("runs").absolute()
+    project = describe_project(root, LocalShell(), runs=runs, state=state)
+    header = {"run": new_run_id(spec), **place_request(spec, checked.folder, root)}
+    if table is not None:
+        tasks = {index: table.parameters(index) for index in table.tasks}
+        header["sweep"] = {"tasks": tasks, "max_running": table.max_running}
+    if added := checked.request.added:
         header["added"] = {path: b64encode(data).decode() for path, data in added.items()}
+    return PreparedForHost(checked=checked, project=project, header=header)
+
+
+def send(prepared: PreparedForHost) -> QueuedThere:
+    """Send a project and a request, and have them queued."""
+    header, checked = prepared.header, prepared.checked
+    run_id, site, root = str(header["run"]), checked.site, checked.root
+    # First: the answer may be lost.
+    record_run(run_id, root, site, os.environ, sweep=checked.table is not None)
     try:
-        return site, _submit(site, header, project, root)
+        found = _submit(site, header, prepared.project, root)
     except LostConnectionError:
         raise  # it may be there
     except _REFUSALS:
@@ -103,6 +160,13 @@ def send_run(
     except KeyboardInterrupt:
         note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
         raise
+    return QueuedThere(
+        site=site,
+        run_id=str(found["run"]),
+        directory=str(found["directory"]),
+        job_id=str(found["job_id"]),
+        arrays=tuple(map(str, found.get("arrays", ()))),
+    )
 
 
 def find_project(request: Merged, folder: Path, script: Path | None, shell: Shell) -> Path:
@@ -137,7 +201,7 @@ def check_project(root: Path, home: Path) -> None:
         )
 
 
-def check_here(spec: JobSpec, folder: Path) -> None:
+def _check_here(spec: JobSpec, folder: Path) -> None:
     """Report what is wrong with the script; the rest is checked on the host."""
     if not spec.script:
         raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")

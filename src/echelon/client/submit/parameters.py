@@ -4,12 +4,12 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from echelon.errors import UsageError
-from echelon.run.sweep import INDEX
+from echelon.run.sweep import INDEX, Table, escape
 from echelon.spec.job_spec import JobSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -96,10 +96,11 @@ def _expand(word: str) -> list[str]:
     return [str(value) for value in range(first, last + 1, step)]
 
 
-def take_array(spec: JobSpec) -> tuple[JobSpec, list[int], int] | None:
-    """Return a request without --array, the indices of its tasks, and how many run at a time.
+def split_array(spec: JobSpec) -> tuple[JobSpec, Table | None]:
+    """Return a request without --array, and the tasks of that; None if there is none.
 
-    None if it has no array, or if its style leaves arrays to Slurm.
+    Styles other than `echelon` leave arrays to Slurm. Tasks have no parameters but their index, so
+    braces in arguments are literal.
 
     Raises:
         UsageError: the array is invalid.
@@ -107,7 +108,7 @@ def take_array(spec: JobSpec) -> tuple[JobSpec, list[int], int] | None:
     # sbatch accepts abbreviated options.
     names = [name for name in spec.slurm_extra if name and "array".startswith(name)]
     if not names or spec.style != "echelon":
-        return None
+        return spec, None
     text = spec.slurm_extra[names[-1]]
     listed, _, limit = text.partition("%")
     parts = [_ARRAY.fullmatch(part) for part in listed.split(",")]
@@ -124,7 +125,17 @@ def take_array(spec: JobSpec) -> tuple[JobSpec, list[int], int] | None:
     if not 0 < len(indices) <= MOST_TASKS:
         raise UsageError(f"--array={text} has no tasks, or too many", hint="write such as 0-9")
     others = {name: value for name, value in spec.slurm_extra.items() if name not in names}
-    return replace(spec, slurm_extra=others), sorted(indices), int(limit or 0)
+    args = tuple(map(escape, spec.args))
+    tasks = dict.fromkeys(sorted(indices), ())
+    table = Table(names=(), tasks=tasks, max_running=int(limit or 0))
+    return replace(spec, slurm_extra=others, args=args), table
+
+
+def make_table(rows: Sequence[Mapping[str, str]], max_running: int = 0) -> Table:
+    """Return the parameters of tasks, which are numbered in order."""
+    names = tuple(rows[0])
+    tasks = {index: tuple(row[name] for name in names) for index, row in enumerate(rows)}
+    return Table(names=names, tasks=tasks, max_running=max_running)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

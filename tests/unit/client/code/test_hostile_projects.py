@@ -11,9 +11,9 @@ import pytest
 from echelon.client.code.code_listing import Kind, find_kind, find_root
 from echelon.client.code.snapshot import take_snapshot
 from echelon.client.remote.project_description import Project, ProjectFile
+from echelon.client.submit.checks import check_files
 from echelon.client.submit.host_submission import find_project
 from echelon.client.submit.requests import read_request
-from echelon.client.submit.runs import check_files
 from echelon.core.records import UnreadableError
 from echelon.core.shell import LocalShell
 from echelon.core.userstate import remember

@@ -10,12 +10,12 @@ import pytest
 
 from echelon.cli import main
 from echelon.client.manage.relocation import check_original, find_home, settle_run
-from echelon.client.submit.runs import prepare_run
 from echelon.errors import ConflictError, UsageError
 from echelon.run.attempts import attempts, find_output
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_run
 
 
 @pytest.fixture(params=["echelon", "srun"])
@@ -32,7 +32,7 @@ def run(tmp_path, style):
 def make(tmp_path, runs="runs", **values):
     (tmp_path / "train.py").touch()
     request = merge([Layer(source="x", values={"script": "train.py", **values})]).spec
-    run, _ = prepare_run(request, tmp_path / runs, tmp_path)
+    run = prepare_run(request, tmp_path / runs, tmp_path)
     record = {"job_id": "local:elsewhere:1:1", "output": f"{run.logs}/job-1.out"}
     (run.attempt(run.claim_attempt()) / "job.json").write_text(json.dumps(record))
     run.outcome(1).write_text('{"state": "FAILED", "exit_code": 1}')

@@ -9,14 +9,13 @@ from echelon.client.manage import sweep_runner as sweep_carrier
 from echelon.client.manage.sweep_runner import carry_out
 from echelon.client.manage.sweeps import (
     check_home,
-    create_sweep,
     find_waiting,
     place_of,
     read_tasks,
-    render_tasks,
     stop_sweep,
-    submit_sweep,
 )
+from echelon.client.submit.arrays import render_tasks, submit_sweep
+from echelon.client.submit.parameters import make_table
 from echelon.clusters.local import LocalCluster
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.atomic_file import write_atomic
@@ -26,6 +25,7 @@ from echelon.errors import ConflictError, UnavailableError, UsageError
 from echelon.run.attempts import Outcome, attempts, record_own_job
 from echelon.run.sweep import make_run
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_sweep
 
 CONFIG = "ClusterName = c\nMaxArraySize            = 1001\n"
 
@@ -43,7 +43,7 @@ def _home(tmp_path, monkeypatch):
 
 def make_sweep(tmp_path, count=5, max_running=0, **values):
     rows = [{"i": str(number)} for number in range(count)]
-    return create_sweep(spec(**values), rows, tmp_path / "runs", max_running=max_running)
+    return prepare_sweep(spec(**values), make_table(rows, max_running), tmp_path / "runs")
 
 
 def cluster(shell):
@@ -155,12 +155,6 @@ def test_a_cluster_without_arrays_is_reported(tmp_path):
     shell = FakeShell(answers={"scontrol": "ClusterName = c\nMaxArraySize = 0\n"})
     with pytest.raises(UnavailableError, match="does not allow job arrays"):
         submit_sweep(sweep, cluster(shell), {})
-
-
-@pytest.mark.parametrize("values", [{"hand_over": "always"}, {"style": "srun"}])
-def test_what_a_sweep_cannot_do_is_refused(tmp_path, values):
-    with pytest.raises(UsageError, match="a sweep does not support"):
-        make_sweep(tmp_path, **values)
 
 
 def test_slurm_is_asked_once_for_all_tasks(tmp_path):

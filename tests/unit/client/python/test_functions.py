@@ -13,12 +13,9 @@ from echelon.client.python.functions import (
     find_libraries,
     pack_function,
 )
-from echelon.client.submit.submission import check_function
-from echelon.core.shell import FakeShell, LocalShell
 from echelon.errors import UsageError
 from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.program_text import may_import_torch, read_imports
-from echelon.spec.job_spec import JobSpec
 
 
 def add(a, b=2):
@@ -138,11 +135,6 @@ def test_a_path_with_the_name_of_a_library_is_not_that_library():
     assert find_libraries(pickle.dumps("torch.nn")) == {"torch"}
 
 
-class _Cluster:
-    def problems(self, _spec):
-        return []
-
-
 def test_annotations_as_text_are_looked_up():
     """As `from __future__ import annotations` has them."""
     text = "def train(saver: {}): ..."
@@ -155,26 +147,3 @@ def test_annotations_as_text_are_looked_up():
     ]:
         exec(text.format(f'"{annotation}"'), names)  # noqa: S102
         assert find_checkpoint(names["train"]) == expected, annotation
-
-
-def test_the_function_counts_not_the_process_that_checks(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot read a function of Python 3\.9"):
-        check_function(JobSpec(), tmp_path, _Cluster(), LocalShell(), version="3.9")
-    shell = FakeShell(answers={"/opt/python -c": "3.9\n"})
-    request = JobSpec(python="/opt/python")
-    check_function(request, tmp_path, _Cluster(), shell, version="3.9")
-    activated = JobSpec(prologue=("source /opt/env/activate",))  # its Python is not known here
-    check_function(activated, tmp_path, _Cluster(), shell, version="3.9")
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (JobSpec(slurm_extra={"array": "0-3"}), "job arrays"),
-        (JobSpec(style="srun"), "needs the style 'echelon'"),
-        (JobSpec(python="no-such-python"), "Python not found"),
-    ],
-)
-def test_what_a_function_cannot_be_run_with(tmp_path, request_, message):
-    with pytest.raises(UsageError, match=message):
-        check_function(request_, tmp_path, _Cluster(), LocalShell())

@@ -2,8 +2,9 @@
 
 import pytest
 
-from echelon.client.submit.parameters import parse_grid, read_parameters, take_array
+from echelon.client.submit.parameters import parse_grid, read_parameters, split_array
 from echelon.errors import UsageError
+from echelon.run.sweep import Table
 from echelon.spec.merging import Layer, merge
 
 
@@ -85,13 +86,14 @@ def request(**extra):
     [("0-3", [0, 1, 2, 3], 0), ("1,5-9:2%2", [1, 5, 7, 9], 2), ("4%1", [4], 1)],
 )
 def test_an_array_is_taken_out_of_a_request(text, indices, limit):
-    assert take_array(request(array=text)) == (request(), indices, limit)
-    assert take_array(request(arr=text)) == (request(), indices, limit)
-    assert take_array(request(array=text, style="srun")) is None
-    assert take_array(request()) is None
+    table = Table(names=(), tasks=dict.fromkeys(indices, ()), max_running=limit)
+    assert split_array(request(array=text)) == (request(), table)
+    assert split_array(request(arr=text)) == (request(), table)
+    for kept in (request(array=text, style="srun"), request()):
+        assert split_array(kept) == (kept, None)
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "1-", "1%x", "1-9:0"])
 def test_what_is_no_array_is_refused(text):
     with pytest.raises(UsageError):
-        take_array(request(array=text))
+        split_array(request(array=text))

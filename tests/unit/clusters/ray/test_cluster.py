@@ -11,7 +11,8 @@ import time
 import pytest
 
 from echelon.client.manage.run_status import current_job
-from echelon.client.submit.runs import choose_python, prepare_run, submit_run
+from echelon.client.submit.queueing import queue_attempt
+from echelon.client.submit.target import choose_python
 from echelon.clusters.ray.address import (
     HttpFetch,
     JobName,
@@ -34,6 +35,7 @@ from echelon.errors import NotPermittedError, UnavailableError, UsageError
 from echelon.launch.backends.ray.status import NODES, Status
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_run
 
 VERSION = (200, '{"ray_version": "2.60.0"}')
 
@@ -81,11 +83,11 @@ def cluster(api, tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    return prepare_run(JobSpec(script="train.py", grace_s=7), tmp_path, tmp_path)[0]
+    return prepare_run(JobSpec(script="train.py", grace_s=7), tmp_path, tmp_path)
 
 
 def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
-    attempt = submit_run(run, cluster, {"SECRET": "x"}, run.script.read_bytes())
+    attempt = queue_attempt(run, cluster, {"SECRET": "x"}, run.script.read_bytes())
     name = f"{run.run_id}-1"
     assert attempt.job_id == f"ray:{name}@http://head:8265"
     assert attempt.output == str(run.logs / "job-1.out")
@@ -100,7 +102,7 @@ def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
 
 def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run):
     api.trouble["POST"] = "taken, answer lost"
-    submit_run(run, cluster, {}, run.script.read_bytes())
+    queue_attempt(run, cluster, {}, run.script.read_bytes())
     assert list(api.jobs) == [f"{run.run_id}-1"]
     assert [method for method, *_ in api.asked].count("POST") == 1
 
@@ -108,12 +110,12 @@ def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run)
 def test_a_submission_that_nobody_took_is_none(api, cluster, run):
     api.trouble["POST"] = ConnectionRefusedError("refused")
     with pytest.raises(UnavailableError, match="no Ray cluster responds at http://head:8265"):
-        submit_run(run, cluster, {}, run.script.read_bytes())
+        queue_attempt(run, cluster, {}, run.script.read_bytes())
     assert not list(run.attempts.iterdir())
 
 
 def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run):
-    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     write_atomic(run.outcome(1), '{"state": "CANCELLED", "exit_code": 130}')
     record["status"] = "RUNNING"
@@ -124,7 +126,7 @@ def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run)
 
 
 def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster, run):
-    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["metadata"] = {"echelon_run": "other"}
     assert cluster.job(job_id, run_id=run.run_id).state == "UNKNOWN"
@@ -133,7 +135,7 @@ def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster
 
 
 def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
-    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     api.trouble["GET"] = ConnectionRefusedError("refused")
     with pytest.raises(UnavailableError, match="no Ray cluster responds"):
         cluster.job(job_id, run_id=run.run_id)
@@ -154,7 +156,7 @@ def test_a_hasty_one_asks_only_once(monkeypatch):
 
 
 def test_what_is_waited_for_is_the_reason(api, cluster, run):
-    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["status"] = "RUNNING"
     told = Status(pid=1, waits="waiting for 3 nodes")
@@ -163,7 +165,7 @@ def test_what_is_waited_for_is_the_reason(api, cluster, run):
 
 
 def test_stop_asks_ray_and_cancel_also_leaves_a_record(api, cluster, run):
-    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     wish = run.attempt(1) / "cancelled"
     cluster.stop(job_id, run_id=run.run_id)
     assert ("POST", f"/api/jobs/{run.run_id}-1/stop", None) in api.asked
@@ -318,7 +320,7 @@ def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path)
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     for _ in range(2):
         cluster = RayCluster("http://head:1", tmp_path, environ, shell=FakeShell(), fetch=api)
-        submit_run(run, cluster, {}, run.script.read_bytes())
+        queue_attempt(run, cluster, {}, run.script.read_bytes())
     record = tmp_path / "state" / "echelon" / "ray-addresses"
     assert record.read_text() == "http://head:1\n"
     assert record.stat().st_mode & 0o777 == 0o600
@@ -329,7 +331,7 @@ def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path)
 def test_the_usual_address_is_not_recorded_as_given(api, run, tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     cluster = RayCluster("", tmp_path, environ, shell=FakeShell(), fetch=api)
-    submit_run(run, cluster, {}, run.script.read_bytes())
+    queue_attempt(run, cluster, {}, run.script.read_bytes())
     assert given_addresses(environ) == set()
 
 

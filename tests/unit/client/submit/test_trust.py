@@ -5,14 +5,12 @@ import stat
 
 import pytest
 
-from echelon.client.code.snapshot import take_snapshot
 from echelon.client.manage.relocation import find_home
-from echelon.client.manage.trust import read_script, seal_script
-from echelon.client.submit.runs import prepare_run
-from echelon.core.shell import LocalShell
+from echelon.client.submit.trust import read_script, seal_script
 from echelon.core.userstate import remember
 from echelon.errors import EchelonError, NotFoundError, NotPermittedError
 from echelon.spec.merging import Layer, merge
+from prepared import prepare_run
 
 
 @pytest.fixture(params=["echelon", "srun"])
@@ -20,7 +18,7 @@ def run(tmp_path, request):
     (tmp_path / "train.py").touch()
     values = {"script": "train.py", "style": request.param, "notify": "mail me"}
     spec = merge([Layer(source="x", values=values)]).spec
-    return prepare_run(spec, tmp_path / "runs", tmp_path)[0]
+    return prepare_run(spec, tmp_path / "runs", tmp_path)
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
     (tmp_path / "train.py").touch()
     for style in ("srun", "file", "spawn", "static", "torchrun", "ray"):
         spec = merge([Layer(source="x", values={"script": "train.py", "style": style})]).spec
-        run, _ = prepare_run(spec, tmp_path / "runs", tmp_path)
+        run = prepare_run(spec, tmp_path / "runs", tmp_path)
         assert not run.launcher.exists()
         lines = run.script.read_text().splitlines()
         named = [line for line in lines if str(run.path) in line]
@@ -112,14 +110,9 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name)
 @pytest.mark.parametrize("style", ["echelon", "srun", "ray"])
 def test_a_changed_copy_of_the_code_is_not_executed(tmp_path, environ, style):
     (tmp_path / "train.py").touch()
-    values = {"script": "train.py", "style": style}
+    values = {"script": "train.py", "style": style, "snapshot": True}
     spec = merge([Layer(source="x", values=values)]).spec
-    run, _ = prepare_run(
-        spec,
-        tmp_path / "runs",
-        tmp_path,
-        take_code=lambda run: take_snapshot(run, spec, tmp_path, LocalShell()),
-    )
+    run = prepare_run(spec, tmp_path / "runs", tmp_path)
     script = run.script.read_bytes()
     remember(script, environ)
     assert read_script(run, environ) == seal_script(script, run) == script

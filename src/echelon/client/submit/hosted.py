@@ -6,7 +6,6 @@ submission of a project go on at a time, and the run has the name that the other
 
 import contextlib
 import io
-import json
 import os
 from base64 import b64decode
 from collections.abc import Mapping
@@ -15,24 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from echelon.client.remote.project_description import RUNS
-from echelon.client.submit.places import choose_cluster, choose_spec
+from echelon.client.submit.arrays import submit_sweep
+from echelon.client.submit.pipeline import Checked, Request, check, prepare, submit
 from echelon.client.submit.requests import flatten
-from echelon.client.submit.submission import (
-    check_function,
-    check_request,
-    choose_snapshot,
-    start_run,
-)
+from echelon.client.submit.target import Target
+from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import mark_tasks
 from echelon.core.stream import Stream
 from echelon.errors import UnavailableError
-from echelon.launch.function_call import ABOUT, FOLDER
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
-from echelon.run.sweep import SweepDir, is_sweep
-from echelon.spec.job_spec import JobSpec
+from echelon.run.sweep import SweepDir, Table, is_sweep
 from echelon.spec.merging import Layer, Merged, merge
 
 
@@ -54,50 +48,41 @@ def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     runs = workdir / RUNS
     if "sweep" not in wanted and (known := find_submitted(runs / wanted["run"])):
         return known
-    cluster = choose_cluster("slurm", runs)
     sent = read_sent(wanted["request"])
     # Nobody else expands these: the other machine has another home directory.
     home = {name: os.path.expanduser(getattr(sent.spec, name)) for name in ("python", "venv")}  # noqa: PTH111  or it is empty
-    sent = replace(sent, spec=replace(sent.spec, **home))
-    spec = choose_snapshot(choose_spec(sent, "slurm", os.environ))
-    added = {path: b64decode(data) for path, data in wanted.get("added", {}).items()}
-    if added:
-        about = json.loads(added[f"{FOLDER}/{ABOUT}"])
-        check_function(spec, folder, cluster, LocalShell(), version=str(about["python"]))
-    else:
-        check_request(spec, cluster, "submit", lints=False)
-    if "sweep" in wanted:
-        return _submit_tasks(wanted, spec, cluster, runs, added or None)
-    run, job_id = start_run(
-        spec, cluster, runs, os.environ, run_id=wanted["run"], added=added or None
-    )
-    return {"run": run.run_id, "job_id": job_id, "directory": str(run.path)}
-
-
-def _submit_tasks(
-    wanted: Mapping[str, Any],
-    spec: JobSpec,
-    cluster: Any,
-    runs: Path,
-    added: Mapping[str, bytes] | None,
-) -> dict[str, Any]:
-    """Create a sweep and submit its arrays; what an earlier call has done counts."""
-    from echelon.client.manage.sweeps import create_sweep, submit_sweep  # noqa: PLC0415
-
-    path, asked = runs / wanted["run"], wanted["sweep"]
-    again = is_sweep(path) and _is_queued(SweepDir.open(path), cluster)
-    if again:
-        sweep = SweepDir.open(path)
-    else:
-        remove_tree(path)
-        sweep = create_sweep(
-            spec,
-            {int(index): row for index, row in asked["tasks"].items()},
-            runs,
-            added=added,
-            max_running=int(asked["max_running"]),
-            sweep_id=wanted["run"],
+    checked = check(
+        Request(
+            merged=replace(sent, spec=replace(sent.spec, **home)),
+            target=Target(runs=runs),
+            table=_read_table(wanted["sweep"]) if "sweep" in wanted else None,
+            added={path: b64decode(data) for path, data in wanted.get("added", {}).items()},
+            run_id=wanted["run"],
         )
+    )
+    if checked.table is not None:
+        return _submit_tasks(checked)
+    done = submit(prepare(checked))
+    return {"run": done.run.run_id, "job_id": done.job_id, "directory": str(done.run.path)}
+
+
+def _read_table(sent: Mapping[str, Any]) -> Table:
+    """Return the parameters of a sweep as the other machine sent them."""
+    rows = sent["tasks"]
+    names = tuple(next(iter(rows.values())))
+    tasks = {int(index): tuple(row[name] for name in names) for index, row in rows.items()}
+    return Table(names=names, tasks=tasks, max_running=int(sent["max_running"]))
+
+
+def _submit_tasks(checked: Checked) -> dict[str, Any]:
+    """Create a sweep and submit its arrays; what an earlier call has done counts."""
+    path, cluster = checked.runs / checked.run_id, checked.cluster
+    assert isinstance(cluster, SlurmCluster), "a host submits to Slurm"
+    again = is_sweep(path) and _is_queued(SweepDir.open(path), cluster)
+    if not again:
+        remove_tree(path)
+        prepare(checked)
+    sweep = SweepDir.open(path)
     with sweep.locked():
         submit_sweep(sweep, cluster, os.environ, again=again)
     arrays = [array.job_id for array in sweep.arrays()]

@@ -9,7 +9,7 @@ import typer
 from echelon.cli.completion import offer
 from echelon.cli.defaults import RUNS
 from echelon.cli.help import CONFIGURATION
-from echelon.client.submit.places import PLACES
+from echelon.client.submit.target import TARGETS
 from echelon.errors import UsageError
 from echelon.spec.merging import Merged
 
@@ -20,7 +20,7 @@ On = Annotated[
         metavar="PLACE",
         help="Where to run: local, slurm or ray.",
         show_default=False,
-        autocompletion=offer(PLACES[1:]),
+        autocompletion=offer(TARGETS[1:]),
     ),
 ]
 NewAddress = Annotated[

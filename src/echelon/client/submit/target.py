@@ -1,10 +1,14 @@
-"""Select the cluster of a new run, and the part of a request that it supports."""
+"""Where a new run is started: its cluster, and the part of a request that this cluster supports."""
 
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from echelon.core.frozen import frozen
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
@@ -14,27 +18,41 @@ if TYPE_CHECKING:
     from echelon.spec.job_spec import JobSpec
     from echelon.spec.merging import Merged
 
-PLACES = ("auto", "local", "slurm", "ray")
+TARGETS = ("auto", "local", "slurm", "ray")
+
+
+@frozen
+class Target:
+    """Where runs are started."""
+
+    on: str = "slurm"
+    """`slurm`, `ray`, `local`, or `auto` for an allocation around this process or this machine."""
+    runs: Path = Path("runs")
+    """The directory of runs."""
+    address: str = ""
+    """Ray's dashboard."""
+    tied: bool = False
+    """Whether runs on this machine end with this process."""
 
 
 def choose_cluster(
-    place: str,
+    on: str,
     runs: Path,
     *,
     address: str = "",
     tied: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> "Cluster":
-    """Return the cluster for new runs: Slurm, Ray, or this machine."""
-    if place not in PLACES:
-        raise UsageError(f"invalid value for --on: '{place}'", hint="choose local, slurm or ray")
-    if address and place != "ray":
+    """Return the cluster for new runs: Slurm, Ray, or this machine; see `Target`."""
+    if on not in TARGETS:
+        raise UsageError(f"invalid value for --on: '{on}'", hint="choose local, slurm or ray")
+    if address and on != "ray":
         raise UsageError(f"--address {address} requires --on ray", hint="add --on ray")
-    if place == "ray":
+    if on == "ray":
         from echelon.clusters.ray.address import find_address  # noqa: PLC0415
 
         return ray_cluster(find_address(address, os.environ), runs)
-    if place == "slurm":
+    if on == "slurm":
         from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
         return SlurmCluster(LocalShell(), os.environ, tell=note)
@@ -43,13 +61,12 @@ def choose_cluster(
     return LocalCluster(LocalShell(), environ, runs, tied=tied)
 
 
-def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
+def choose_spec(request: "Merged", on: str, environ: Mapping[str, str]) -> "JobSpec":
     """Return a request that the cluster supports, with the ranks' Python set."""
-    from echelon.client.submit.runs import choose_python  # noqa: PLC0415
     from echelon.spec.conflicts import TYPED, find_unused, show_values  # noqa: PLC0415
 
     given = request.spec
-    if place in ("auto", "local"):
+    if on in ("auto", "local"):
         typed = [key for key in find_unused(given, "local") if request.origins[key] in TYPED]
         if typed:
             note(
@@ -57,7 +74,7 @@ def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "J
             )
     if given.style != "echelon" and (dropped := find_unused(given, "style")):
         note(f"ignored by style '{given.style}': {show_values(given, dropped)}")
-    if place != "ray":
+    if on != "ray":
         return choose_python(request.spec, environ, inherits=True)
     from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
 
@@ -65,6 +82,27 @@ def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "J
     if dropped:
         note(f"ignored on Ray, because only Slurm has it: {', '.join(dropped)}")
     return choose_python(spec, environ, inherits=False)
+
+
+def choose_python(spec: "JobSpec", environ: Mapping[str, str], *, inherits: bool) -> "JobSpec":
+    """Set the ranks' Python if the request names none: that of the active environment, or our own.
+
+    Our own only if it has torch: the command may be installed in an environment of its own.
+
+    Args:
+        spec: the request.
+        environ: our variables.
+        inherits: whether the job inherits them, and finds an active environment on its PATH.
+    """
+    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
+        return spec
+    if spec.image:  # torch is in there; controller and agents need none
+        return replace(spec, python=sys.executable)
+    if prefix := environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
+        return spec if inherits else replace(spec, python=f"{prefix}/bin/python")
+    if importlib.util.find_spec("torch") is None:
+        return spec
+    return replace(spec, python=sys.executable)
 
 
 def ray_cluster(address: str, runs: Path, *, glance: bool = False, given: bool = True) -> "Cluster":

@@ -6,13 +6,13 @@ import os
 import pytest
 
 from echelon.cli import main
-from echelon.client.submit.runs import prepare_run
 from echelon.clusters.ray.address import remember_address
 from echelon.clusters.ray.cluster import RayCluster
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.run.attempts import attempts
 from echelon.spec.job_spec import JobSpec
+from prepared import prepare_run
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -24,7 +24,7 @@ def runs(tmp_path, monkeypatch):
     remember_address(NOBODY, os.environ)
     found = {}
     for name in ("one", "two", "ended"):
-        run, _ = prepare_run(JobSpec(script="x.py", name=name), tmp_path / "runs", tmp_path)
+        run = prepare_run(JobSpec(script="x.py", name=name), tmp_path / "runs", tmp_path)
         number = run.claim_attempt()
         job = {"job_id": f"ray:{run.run_id}-1@{NOBODY}", "submitted": "2026", "after": ""}
         write_atomic(run.attempt(number) / "job.json", json.dumps(job))
@@ -50,7 +50,7 @@ def test_a_cluster_that_is_gone_keeps_nobody_from_seeing_all_runs(capsys, runs):
 def queued(runs, tmp_path, monkeypatch):
     """A fourth run, on a Slurm whose commands are not installed here."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    run, _ = prepare_run(JobSpec(script="x.py", name="queued"), tmp_path / "runs", tmp_path)
+    run = prepare_run(JobSpec(script="x.py", name="queued"), tmp_path / "runs", tmp_path)
     job = {"job_id": "17", "submitted": "2026", "after": ""}
     write_atomic(run.attempt(run.claim_attempt()) / "job.json", json.dumps(job))
     return run

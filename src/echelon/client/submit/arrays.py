@@ -1,0 +1,102 @@
+"""Submits the tasks of a sweep as job arrays on Slurm."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from echelon.client.submit.trust import read_script
+from echelon.clusters.slurm.cluster import SlurmCluster
+from echelon.core.atomic_file import remove_tree
+from echelon.core.slurm import Slurm, mark_tasks
+from echelon.errors import UnavailableError, UsageError
+from echelon.run.request import read_spec
+from echelon.run.sweep import Array, SweepDir, read_table
+
+
+def submit_sweep(
+    sweep: SweepDir,
+    cluster: SlurmCluster,
+    environ: Mapping[str, str],
+    *,
+    indices: Sequence[int] = (),
+    again: bool = False,
+) -> list[str]:
+    """Submit tasks of a sweep as job arrays, and return the ids of these.
+
+    Args:
+        sweep: the sweep.
+        cluster: where to submit it.
+        environ: environment variables of the jobs.
+        indices: the tasks; all of them by default.
+        again: submit only what an earlier call, which broke off, has not.
+
+    Raises:
+        UsageError: the cluster refuses the request.
+        UnavailableError: it refuses a part of it, or it is not known whether an earlier call has
+            submitted an array.
+    """
+    table, arrays = read_table(sweep), sweep.arrays()
+    known = 0 if again else len(arrays)
+    script = read_script(sweep.files, os.environ)
+    exclude, size = cluster.exclusions(read_spec(sweep.files)), cluster.array_size()
+    parts: dict[int, list[int]] = {}
+    for index in indices or table.tasks:
+        parts.setdefault(index // size * size, []).append(index)
+    found: list[str] = []
+    try:
+        for number, (offset, tasks) in enumerate(parts.items(), start=known + 1):
+            if again and (earlier := _find_array(sweep, cluster, arrays, number, tasks)):
+                sweep.record_array(number, Array(earlier, offset, tuple(tasks)))
+                found.append(earlier)
+                continue
+            job_id = cluster.submit_array(
+                sweep.files.script,
+                content=script,
+                sweep_id=sweep.sweep_id,
+                number=number,
+                tasks=render_tasks([task - offset for task in tasks], table.max_running),
+                offset=offset,
+                environ=environ,
+                exclude=exclude,
+                # Slurm limits the running tasks of each array, not of several together.
+                after=found[-1] if found and table.max_running else "",
+            )
+            sweep.record_array(number, Array(job_id, offset, tuple(tasks)))
+            found.append(job_id)
+    except UsageError as error:  # the cluster refused the request
+        if not known and not found:
+            remove_tree(sweep.path)
+            raise
+        what = f"{sweep.sweep_id} is queued in part, as job array {', '.join(found)}"
+        raise UnavailableError(
+            f"{what if found else f'nothing was queued for {sweep.sweep_id}'}: {error.message}",
+            hint=f"queue the rest later: echelon sweep resume {sweep.sweep_id}",
+        ) from error
+    return found
+
+
+def _find_array(
+    sweep: SweepDir, cluster: Slurm, arrays: Sequence[Array], number: int, tasks: Sequence[int]
+) -> str:
+    """Return the array of tasks that an earlier call has submitted; empty if there is none."""
+    if number <= len(arrays):
+        return arrays[number - 1].job_id
+    # Its answer may have been lost between sbatch and us.
+    found = cluster.find_submitted(mark_tasks(sweep.sweep_id), number)
+    if not found and any(sweep.run(task).path.exists() for task in tasks):
+        raise UnavailableError(
+            f"it is not known whether all of {sweep.sweep_id} was queued",
+            hint=f"show its tasks: echelon sweep table {sweep.sweep_id}",
+        )
+    return found
+
+
+def render_tasks(indices: Sequence[int], max_running: int = 0) -> str:
+    """Return sbatch's value of --array: 0, 1, 2 and 7, two at a time, are `0-2,7%2`. Pure."""
+    parts: list[list[int]] = []
+    for index in sorted(indices):
+        if parts and index == parts[-1][1] + 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    listed = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return f"{listed}%{max_running}" if max_running else listed

@@ -1,0 +1,177 @@
+"""What is wrong with a request, found before anything is started."""
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.client.submit.parameters import split_array
+from echelon.core.records import read_bytes
+from echelon.core.shell import Shell
+from echelon.errors import MissingProgramError, UsageError
+from echelon.run.sweep import check_placeholders
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import nearest
+
+_NAMED = 8
+"""Number of file names that are suggested for a missing script."""
+_SHOWN = 200
+"""Characters of a program's message that are shown."""
+
+
+def check_files(spec: JobSpec, folder: Path) -> list[str]:
+    """Return the problems of the files in a request, relative to the job's directory."""
+    found = [] if spec.module else _check_script(spec, folder / spec.script)
+    parent = (folder / spec.output).parent
+    if spec.output and "%" not in str(parent) and not parent.is_dir():
+        found.append(f"the output directory {parent} does not exist: mkdir -p {parent}")
+    if not spec.output and "\\" in str(folder):
+        found.append(
+            f"Slurm cannot write output in {folder}, because its name has a backslash: "
+            "rename it, or set --output"
+        )
+    if spec.venv and (problem := _check_venv(folder / spec.venv)):
+        found.append(problem)
+    return found
+
+
+def _check_venv(venv: Path) -> str:
+    try:
+        (venv / "bin" / "activate").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        create = "create it with python3 -m venv, or choose another with --venv"
+        return f"no virtual environment in {venv}: {create}"
+    except OSError as error:
+        return f"cannot read the virtual environment {venv}: {error.strerror}: {error.filename}"
+    return ""
+
+
+def _check_script(spec: JobSpec, script: Path) -> list[str]:
+    if script.is_dir():
+        return [f"the script {script} is a directory: pass a file in it"]
+    if spec.style == "echelon" and "/" not in spec.script and shutil.which(spec.script):
+        return []  # any program on PATH can be run
+    try:
+        content = read_bytes(script)
+        if spec.style != "echelon" or script.suffix == ".py":
+            compile(content, str(script), "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return [f"the script {script} does not exist: {_suggest(script)}"]
+    except (SyntaxError, ValueError) as error:
+        return [f"the script {script} does not compile: {error}"]
+    return []
+
+
+def _suggest(script: Path) -> str:
+    """Suggest the file that was probably meant."""
+    beside = sorted(path.name for path in script.parent.glob("*.py"))[:_NAMED]
+    return nearest(script.name, beside) if beside else f"there is no .py file in {script.parent}"
+
+
+def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
+    """Report a missing Python of the ranks, or one without torch, if it can be known from here.
+
+    With conda, modules or a prologue, this cannot be checked before the job starts.
+    """
+    script = folder / spec.script
+    if spec.conda or spec.modules or spec.prologue or spec.image or not script.is_file():
+        return []
+    if spec.venv and not spec.python and _check_venv(folder / spec.venv):
+        return []  # check_files reports it
+    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    needs_torch = b"torch" in script.read_bytes()
+    if shell.which(str(folder / python) if "/" in python else python) is None:
+        problem = f"Python not found: '{python}'"
+    elif _is_own(python) or not (needs_torch or spec.python or spec.venv):
+        return []
+    else:
+        problem = _try_python(python, shell, needs_torch=needs_torch)
+    return [f"{problem}; choose another with --python, --venv or --conda"] if problem else []
+
+
+def _try_python(python: str, shell: Shell, *, needs_torch: bool) -> str:
+    look = "import importlib.util; print('torch', importlib.util.find_spec('torch') is not None)"
+    try:
+        done = shell.run([python, "-"], stdin=look, timeout_s=60)
+    except (MissingProgramError, OSError) as error:
+        return f"'{python}' cannot be executed: {error}"
+    if not done.stdout.startswith("torch "):
+        said = next(iter(done.stderr.splitlines()), "it printed nothing")[:_SHOWN]
+        return f"'{python}' is not a working Python: {said}"
+    if needs_torch and "True" not in done.stdout:
+        return f"the Python '{python}' has no torch: run {python} -m pip install torch"
+    return ""
+
+
+def _is_own(python: str) -> bool:
+    """Tell whether it is the Python that runs this command, with torch."""
+    return python == sys.executable and importlib.util.find_spec("torch") is not None
+
+
+def find_problems(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
+    """Return what is wrong with a request for a script."""
+    return [*check_files(spec, folder), *_check_array(spec), *check_python(spec, folder, shell)]
+
+
+def find_function_problems(
+    spec: JobSpec, folder: Path, shell: Shell, *, version: str = ""
+) -> list[str]:
+    """Return what is wrong with a request for a function.
+
+    Args:
+        spec: the request.
+        folder: its working directory.
+        shell: runs the request's Python.
+        version: the Python version of the function, such as 3.11; by default the one of this
+            process.
+    """
+    own = "{}.{}".format(*sys.version_info)
+    found = [*check_files(replace(spec, module=True), folder), *_check_array(spec)]
+    if spec.style != "echelon":
+        found.append(f"a function needs the style 'echelon', not '{spec.style}'")
+    # The Python of another environment is not known here.
+    python = spec.python or ("" if spec.venv or spec.prologue else sys.executable)
+    differs = python != sys.executable or version not in ("", own)
+    if python and differs and not (spec.conda or spec.modules):
+        found += _check_version(python, version or own, shell)
+    return found
+
+
+def _check_array(spec: JobSpec) -> list[str]:
+    """Report a job array, where all its tasks would be one run."""
+    if split_array(spec)[1] is None:
+        return []
+    what = "only echelon submit accepts job arrays (--array)"
+    return [f"{what}: start a sweep with echelon sweep, or use --style srun"]
+
+
+def _check_version(python: str, wanted: str, shell: Shell) -> list[str]:
+    look = "import sys; print('{}.{}'.format(*sys.version_info))"
+    try:
+        done = shell.run([python, "-c", look], timeout_s=60)
+    except MissingProgramError:
+        return [f"Python not found: '{python}'"]
+    found = done.stdout.strip()
+    if done.code or found == wanted:
+        return []
+    return [f"{python} is Python {found}, and cannot read a function of Python {wanted}"]
+
+
+def check_sweep(spec: JobSpec, names: Sequence[str]) -> None:
+    """Check what a sweep requires of its request.
+
+    Raises:
+        UsageError: the request does not fit.
+    """
+    check_placeholders(spec.args, names)
+    if spec.style != "echelon":
+        raise UsageError(
+            f"a sweep does not support style '{spec.style}'", hint="use --style echelon"
+        )
+    if spec.hand_over == "always":
+        raise UsageError(
+            "a sweep does not support hand_over 'always': a task continues in its own array",
+            hint="use --hand-over requeue; auto does so if there is a checkpoint",
+        )

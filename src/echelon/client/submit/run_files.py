@@ -1,0 +1,68 @@
+"""Writes the files of a new run: its request, its script and the launcher."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.client.submit.launcher import ship_launcher
+from echelon.clusters.slurm.styles import Shipped, render_script
+from echelon.core.atomic_file import encode, write_atomic
+from echelon.launch.protocol.program import find_program
+from echelon.run.code import Code, find_copy
+from echelon.run.directory import RunDir
+from echelon.run.request import Environment, render_spec
+from echelon.run.sweep import SweepDir, Table, write_table
+from echelon.spec.job_spec import JobSpec
+
+
+def write_files(
+    run: RunDir,
+    spec: JobSpec,
+    folder: Path,
+    *,
+    code: Code | None,
+    table: Table | None = None,
+    environment: Environment | None = None,
+    conda_exe: str = "",
+) -> bytes:
+    """Write the files of a run or sweep, and return its script.
+
+    Args:
+        run: its directory, which already has the code.
+        spec: the request.
+        folder: the working directory.
+        code: the copy of the code; None if the run executes the project itself.
+        table: the parameters of a sweep.
+        environment: the ranks' environment, if it is to be staged and known already.
+        conda_exe: the user's conda, if there is one.
+    """
+    tasks = write_table(SweepDir(files=run), table) if table else ""
+    frozen = freeze_request(run, spec, folder, has_copy=code is not None)
+    request = encode(render_spec(frozen, code, tasks=tasks, environment=environment))
+    write_atomic(run.spec, request)
+    copy = find_copy(run, code, frozen.chdir)
+    starts = spec.style == "echelon" or code is not None
+    shipped = Shipped(
+        run=str(run.path.absolute()),
+        launcher=ship_launcher(run.launcher) if starts else "",
+        request=hashlib.sha256(request).hexdigest(),
+        sweep=bool(tasks),
+        program=find_program(frozen, copy).argv[0] if copy else "",
+    )
+    script = encode(render_script(frozen, shipped=shipped, conda_exe=conda_exe))
+    write_atomic(run.script, script, mode=0o700)
+    return script
+
+
+def freeze_request(run: RunDir, spec: JobSpec, folder: Path, *, has_copy: bool) -> JobSpec:
+    """Return a request as a run's file has it: independent of where its jobs start. Pure."""
+    frozen = replace(
+        spec,
+        chdir=str(folder),
+        # Slurm also expands % in the directory's name.
+        output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
+        snapshot=has_copy,
+    )
+    if spec.style == "echelon":
+        return frozen
+    return replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})  # srun labels each task's lines
