@@ -6,8 +6,9 @@ DCP's metadata is a pickle. Only its own classes are created from it; anything e
 import io
 import pickle
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint import filesystem
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 
 from echelon.core.records import open_regular
+from echelon.core.visible import in_one_line
 from echelon.train.checkpoints.layout import Box, byte_runs, whole
 from echelon.train.checkpoints.manifest import CheckpointError
 from echelon.train.checkpoints.safetensors_file import WIDTHS
@@ -47,8 +49,24 @@ _CLASSES: dict[tuple[str, str], Any] = {
 _FILE = "__0_0.distcp"
 
 
-class _Unpickler(pickle.Unpickler):
-    """Creates the classes of DCP's metadata and nothing else."""
+_InPython: Any = pickle._Unpickler  # noqa: SLF001  its methods can be replaced
+
+
+class _Unpickler(_InPython):  # type: ignore[misc]
+    """Creates the classes of DCP's metadata and nothing else.
+
+    A pickle can also set attributes of the classes themselves, for the whole process.
+    """
+
+    dispatch: ClassVar = dict(_InPython.dispatch)
+
+    def _build(self) -> None:
+        target = self.stack[-2]
+        if not is_dataclass(target) or isinstance(target, type):
+            raise pickle.UnpicklingError(f"a state of {in_one_line(repr(target)[:100])}")
+        self.load_build()
+
+    dispatch[pickle.BUILD[0]] = _build
 
     def find_class(self, module: str, name: str) -> Any:
         try:

@@ -1,5 +1,6 @@
 """A state survives the way through every format, one tensor at a time in memory."""
 
+import importlib
 import json
 import os
 import pickle
@@ -126,6 +127,30 @@ def test_metadata_with_more_than_data_is_refused(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="cannot be read"):
         convert(tmp_path / "dcp", tmp_path / "back", to="echelon", key="model")
     assert [path.name for path in tmp_path.iterdir()] == ["dcp"]
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [("pathlib\nPosixPath", "__truediv__"), ("torch.serialization\n_get_layout", "cache")],
+)
+def test_metadata_does_not_change_classes_and_functions(tmp_path, name, attribute):
+    """Every path of the process would be another one afterwards."""
+    module, _, own = name.partition("\n")
+    target = getattr(importlib.import_module(module), own)
+    before = getattr(target, attribute)
+    found = f"c{name}\n".encode()
+    state = b"(d" + f"V{attribute}\n".encode() + found + b"s"
+    (tmp_path / "dcp").mkdir()
+    try:
+        for whole in (state, b"N" + state + b"\x86"):
+            (tmp_path / "dcp" / ".metadata").write_bytes(b"\x80\x02" + found + whole + b"b.")
+            with pytest.raises(
+                CheckpointError, match="cannot be read as DCP's metadata: a state of"
+            ):
+                open_source(tmp_path / "dcp")
+            assert getattr(target, attribute) is before
+    finally:
+        setattr(target, attribute, before)
 
 
 def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
