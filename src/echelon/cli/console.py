@@ -1,5 +1,6 @@
 """Output of commands: results on stdout, everything else on stderr."""
 
+import errno
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,17 +19,26 @@ _NARROWEST = 4
 
 def print_json(value: Any) -> None:
     """Print a result as JSON."""
-    print(render_json(value, indent=2))  # noqa: T201
+    _print(render_json(value, indent=2))
 
 
 def print_result(text: str) -> None:
     """Print a result as text, with control characters escaped."""
-    print(visible(text))  # noqa: T201
+    _print(visible(text))
 
 
 def print_raw(text: str) -> None:
     """Print text unchanged, including control characters."""
-    print(text)  # noqa: T201
+    _print(text)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text)  # noqa: T201
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = "standard output"
+        raise
 
 
 def print_file(text: str) -> None:

@@ -287,12 +287,15 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
+    from echelon.api.script_checks import refuse_job_script  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if not request.spec.script:
         raise UsageError(
             "no training script given", hint="echelon script --nodes 2 --gpus 4 SCRIPT.py"
         )
+    if not request.spec.module:
+        refuse_job_script(Path(request.spec.chdir or "", request.spec.script), "script")
     text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
     console.print_file(text)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -100,9 +101,13 @@ def describe_sweep(sweep: SweepDir, metric: str) -> dict[str, Any]:
 
 def describe_runs(runs: Sequence[RunDir], metric: str) -> dict[str, Any]:
     """Return the same of chosen runs; their parameters are the arguments that differ."""
-    given = {run: find_parameters(_read_arguments(run)) for run in runs}
+    arguments = {run: _read_arguments(run) for run in runs}
+    given = {run: find_parameters(words) for run, words in arguments.items()}
     names = dict.fromkeys(name for values in given.values() for name in values)
     differ = [name for name in names if len({one.get(name) for one in given.values()}) > 1]
+    if not differ and len({tuple(words) for words in arguments.values()}) > 1:
+        differ = ["arguments"]  # only those without a name differ
+        given = {run: {"arguments": shlex.join(words)} for run, words in arguments.items()}
     rows = [(run, [values.get(name, "") for name in differ]) for run, values in given.items()]
     return _describe_rows(differ, rows, metric)
 

@@ -200,7 +200,7 @@ class RankExited(ControllerEvent):
 
 @frozen
 class Heartbeat(ControllerEvent):
-    """Written once a minute."""
+    """Written 5 s after the first step of a generation, and at least once a minute."""
 
     kind = "alive"
     generation: Generation

@@ -168,6 +168,19 @@ def test_output_that_cannot_be_written_is_not_our_fault(redirect):
     assert "a bug" not in done.stderr
 
 
+def test_output_that_is_not_buffered_cannot_be_written_either():
+    done = subprocess.run(
+        f"{sys.executable} -m echelon config >/dev/full",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        check=False,
+    )
+    assert done.returncode == 69
+    assert done.stderr.startswith("error: standard output: No space left on device\n")
+
+
 def test_python_m_echelon_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "echelon", "--version"], capture_output=True, text=True, check=True

@@ -60,6 +60,7 @@ def told(capsys, *arguments):
         ("submit job.sh", (2, "job.sh is a job script", "echelon submit --from job.sh")),
         ("submit --host h job.sh", (2, "job.sh is a job script", "echelon submit --from job.sh")),
         ("run job.sh --lr 1", (2, "job.sh is a job script", "echelon run --from job.sh")),
+        ("script job.sh", (2, "job.sh is a job script", "echelon script --from job.sh")),
         ("run trian.py", (2, "trian.py does not exist: did you mean 'train.py'?", "nothing was")),
         ("run sub/x.py", (2, "there is no .py file in", "nothing was started")),
         ("run bin", (2, "is a directory: pass a file in it", "nothing was started")),

@@ -80,6 +80,23 @@ def test_chosen_runs_are_compared_by_the_arguments_in_which_they_differ(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("arguments", "names", "values"),
+    [
+        ((["20", "0.1"], ["20", "a b"]), ["arguments"], ["20 0.1", "20 'a b'"]),
+        ((["--lr", "1"], ["--lr", "1"]), [], []),
+    ],
+)
+def test_arguments_without_names_are_shown_whole(tmp_path, arguments, names, values):
+    runs = []
+    for number, args in enumerate(arguments):
+        runs.append(RunDir.create(tmp_path, f"run-{number}"))
+        runs[-1].spec.write_text(f"args = {json.dumps(args)}\n")
+    told = describe_runs(runs, "")
+    assert told["names"] == names
+    assert [value for row in told["rows"] for value in row[1:-2]] == values
+
+
+@pytest.mark.parametrize(
     ("arguments", "parameters"),
     [
         (["--lr", "1e-3", "--amp", "--width=8"], {"lr": "1e-3", "amp": "yes", "width": "8"}),

@@ -46,6 +46,8 @@ LOST_S = 1.0
 ALIVE_S = 60.0
 """How often the run's heartbeat is recorded. If its host dies, this is the only trace of how long
 the run lived."""
+FIRST_ALIVE_S = 5.0
+"""The same after a generation's first step: `status` divides a run's time by its heartbeats."""
 
 
 class AgentPool:
@@ -258,15 +260,20 @@ class AgentPool:
             )
 
     async def _keep_pulse(self) -> None:
-        noted_s = time.monotonic()
+        interval_s, stepping = ALIVE_S, -1
+        due_s = time.monotonic() + interval_s
         while True:
             paused_s = await sleep_a_pulse()
             now_s = time.monotonic()
-            if now_s - noted_s > ALIVE_S:
-                generation, step = self._furthest
+            generation, step = self._furthest
+            if generation > stepping and step >= 0:
+                stepping, interval_s = generation, FIRST_ALIVE_S
+                due_s = min(due_s, now_s + interval_s)
+            if now_s > due_s:
                 seconds = self._sum_spent(generation)
                 self._note(events.Heartbeat(generation=generation, step=step, seconds=seconds))
-                noted_s = now_s
+                interval_s = min(ALIVE_S, 2 * interval_s)
+                due_s = now_s + interval_s
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,27 @@ def test_it_is_written_down_that_the_run_is_alive(pool, noted, tmp_path, monkeyp
     assert isinstance(stop, Stop)
     assert (stop.exit_code, stop.at_once) == (70, True)
     assert stop.message.startswith("internal error in the agent pool: RuntimeError")
+
+
+@pytest.mark.parametrize(("step", "expected"), [(3, 2), (-1, 0)])
+def test_heartbeats_follow_the_first_step(pool, noted, monkeypatch, step, expected):
+    # Until the first one, all of the ranks' time would be productive.
+    monkeypatch.setattr(module, "FIRST_ALIVE_S", -1.0)
+    pulses = iter([0.0, 0.0])
+
+    async def sleep_a_pulse():
+        return next(pulses)
+
+    monkeypatch.setattr(module, "sleep_a_pulse", sleep_a_pulse)
+
+    async def scenario():
+        pool.hear(make_agent(0), Pulse(generation=0, ranks=[[0, step, "R", 1.0]]))
+        await pool.start(["agent"], Path("run"), {})
+        await pool.next()
+        await pool.leave()
+
+    asyncio.run(scenario())
+    assert noted == [Heartbeat(generation=0, step=step)] * expected
 
 
 def test_what_a_node_has_to_say_is_written_down_and_told_at_once(pool, noted):
