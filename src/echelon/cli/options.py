@@ -287,7 +287,7 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
-    from echelon.api.script_checks import refuse_job_script  # noqa: PLC0415
+    from echelon.client.submit.script_checks import refuse_job_script  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if not request.spec.script:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 
 from echelon.core.records import open_regular
-from echelon.core.visible import in_one_line
+from echelon.core.terminal_escape import in_one_line
 from echelon.train.checkpoints.layout import Box, byte_runs, whole
 from echelon.train.checkpoints.manifest import CheckpointError
 from echelon.train.checkpoints.safetensors_file import WIDTHS
