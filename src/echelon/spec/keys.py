@@ -20,16 +20,7 @@ NOTIFICATION = "Notification"
 ENVIRONMENT = "Environment of the ranks"
 IMAGE = "Container image"
 FAST_START = "Fast start"
-SECTIONS = (
-    EVERYDAY,
-    RESOURCES,
-    RECOVERY,
-    CHECKS,
-    NOTIFICATION,
-    ENVIRONMENT,
-    IMAGE,
-    FAST_START,
-)
+SECTIONS = (EVERYDAY, RESOURCES, RECOVERY, CHECKS, NOTIFICATION, ENVIRONMENT, IMAGE, FAST_START)
 """Sections of the help text, in their order."""
 
 RUN, ROLE = "run", "role"
