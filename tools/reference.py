@@ -17,14 +17,13 @@ import typer.main
 import variables
 
 from echelon.cli.app import app
-from echelon.cli.options import GROUPS
-from echelon.client.submit.requests import POSITIONAL, SPELLING
 from echelon.core.codec import describe
 from echelon.launch.protocol.rank_environment import PRIVATE
 from echelon.run.event_log import Event
 from echelon.run.events import ControllerEvent
 from echelon.run.metrics import MetricEvent
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.job_spec import KEYS, JobSpec
+from echelon.spec.keys import EVERYDAY, SECTIONS, Key
 from echelon.spec.readers import OneOf
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -126,19 +125,20 @@ def _render_command(command: Any, context: typer.Context) -> str:
 
 def _of_request(parameter: Any) -> bool:
     """Tell whether a parameter is generated from a key of the request."""
-    flags = {_flag(name) for name in KEYS if name not in POSITIONAL}
+    flags = {key.option for key in KEYS.values() if not key.is_argument}
     return bool(flags & set(parameter.opts)) and parameter.default is None
 
 
 def _flags(submit: typer.Context) -> Iterator[str]:
     """Return the flags of the request, section by section."""
-    for group in GROUPS:
+    for section in SECTIONS:
         flags = [
             one
             for one in submit.command.params
-            if _of_request(one) and getattr(one, "rich_help_panel", None) == group
+            if _of_request(one) and one.rich_help_panel == section
         ]
-        yield f"### {group or 'Everyday'}\n{_parameters(flags, submit)}"
+        title = "Everyday" if section == EVERYDAY else section
+        yield f"### {title}\n{_parameters(flags, submit)}"
 
 
 def _parameters(parameters: Iterable[Any], context: typer.Context) -> str:
@@ -199,7 +199,7 @@ A profile may also have these keys, to submit [from your laptop](../start/from-y
 def render_config() -> str:
     """Return the reference of the request's keys."""
     rows = [
-        [f"`{key.name}`", _type(key.read), _default(key.name), _cell(key.help), _said(key.name)]
+        [f"`{key.name}`", _type(key.read), _default(key), _cell(key.help), _form(key)]
         for key in KEYS.values()
     ]
     head = ["key", "value", "default", "what it is", "flag"]
@@ -214,17 +214,13 @@ def _type(read: Callable[[object], Any]) -> str:
     return _cell(about.rstrip("."))
 
 
-def _default(name: str) -> str:
-    value = show_value(name, JobSpec())
+def _default(key: Key) -> str:
+    value = key.show(JobSpec())
     return f"`{value}`" if value else ""
 
 
-def _said(name: str) -> str:
-    return "argument" if name in POSITIONAL else f"`{_flag(name)}`"
-
-
-def _flag(name: str) -> str:
-    return f"--{SPELLING.get(name, name).replace('_', '-')}"
+def _form(key: Key) -> str:
+    return "argument" if key.is_argument else f"`{key.option}`"
 
 
 # --- events -----------------------------------------------------------------------------------

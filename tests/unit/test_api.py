@@ -1,9 +1,12 @@
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from typing import get_type_hints
 
 import pytest
 
 import echelon
+from echelon.spec import readers
 from echelon.spec.job_spec import KEYS
 
 
@@ -38,10 +41,25 @@ def test_an_old_name_still_works_and_names_the_new_one():
         assert echelon.StopLine is echelon.StopBarrier
 
 
+PYTHON_TYPES = {
+    **dict.fromkeys((readers.text, readers.hosts, readers.address), str),
+    **dict.fromkeys((readers.count, readers.positive), int),
+    **dict.fromkeys((readers.nodes, readers.memory, readers.duration, readers.seconds), int | str),
+    **dict.fromkeys((readers.words, readers.lines, readers.mail_types), Iterable[str]),
+    **dict.fromkeys((readers.table, readers.options), Mapping[str, str]),
+    readers.switch: bool,
+}
+"""What a caller from Python passes, by the reader of the key; words for all others."""
+
+
 def test_a_request_from_python_has_the_keys_of_the_project_file():
     from echelon.client.python.python_api import RequestOptions
 
-    keys = {key.replace(".", "_") for key in KEYS} - {"script", "args"}
-    own = {"on", "runs_dir", "address", "cluster", "host", "config", "max_running"}
-    own.add("trust_host")
-    assert set(RequestOptions.__annotations__) == keys | own
+    keys = {k.parameter: k.read for k in KEYS.values() if not k.is_argument}
+    options = get_type_hints(RequestOptions)
+    own = {"on", "runs_dir", "address", "cluster", "host", "config", "max_running", "trust_host"}
+    assert options.keys() - keys.keys() == own
+    assert [name for name in options if name not in own] == list(keys)
+    assert {name: options[name] for name in keys} == {
+        name: PYTHON_TYPES.get(read, str) for name, read in keys.items()
+    }

@@ -20,7 +20,7 @@ from echelon.core.atomic_file import make_private
 from echelon.core.nodes import expand
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
-from echelon.spec.job_spec import JobSpec, show_value
+from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from echelon.launch.doctor.results import Examined, Finding
 
 app = typer.Typer(rich_markup_mode=None)
-KEYS = (
+_NODE_KEYS = (
     *("nodes", "gpus", "gpu_type", "gpu_option", "partition", "account", "qos", "constraint"),
     *("nodelist", "exclude", "cpus_per_task", "mem", "time", "python", "venv", "slurm.extra"),
 )
@@ -38,7 +38,7 @@ _SAID_NOW = ("flags", "--set")
 
 
 @app.command(cls=SectionedCommand, rich_help_panel=CHECK)
-@takes_keys(*KEYS)
+@takes_keys(*_NODE_KEYS)
 def doctor(
     *,
     request: Merged,
@@ -80,8 +80,8 @@ def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
     assert site is not None, "the caller knows that it has a host"
     skipped = () if request.origins["nodes"] in _SAID_NOW else ("nodes",)
     settings = [
-        f"--set={key}={show_value(key, request.spec)}"
-        for key in KEYS
+        f"--set={key}={KEYS[key].show(request.spec)}"
+        for key in _NODE_KEYS
         if request.origins[key] != "default" and key not in (*skipped, "slurm.extra")
     ]
     settings += [

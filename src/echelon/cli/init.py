@@ -17,7 +17,7 @@ from echelon.core.ownership import find_intruder
 from echelon.core.proc import count_cpus
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import ConflictError, EchelonError, NotPermittedError
-from echelon.spec.job_spec import show_value
+from echelon.spec.job_spec import KEYS
 
 if TYPE_CHECKING:
     from echelon.clusters.proposal import Environment, Facts, Machine
@@ -115,7 +115,7 @@ def gather_facts(folder: Path, shell: Shell, environ: Mapping[str, str]) -> "Fac
         scripts=_find_scripts(folder),
         environment=_find_environment(folder, environ),
         decided={
-            key: show_value(key, own.spec)
+            key: KEYS[key].show(own.spec)
             for key, source in own.origins.items()
             if source != "default"
         },

@@ -16,98 +16,17 @@ from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
 from echelon.cli.host_options import empty_option
-from echelon.client.submit.requests import SPELLING, read_request
+from echelon.client.submit.requests import read_request
 from echelon.errors import UsageError
 from echelon.spec import readers
-from echelon.spec.job_spec import KEYS, Key, show_value
+from echelon.spec.job_spec import KEYS
+from echelon.spec.keys import SECTIONS, Key
 from echelon.spec.merging import Merged
 
 app = typer.Typer(rich_markup_mode=None)
 
 UNTIL_SCRIPT = {"allow_interspersed_args": False}
 """Context settings: all arguments after the script belong to the script."""
-GROUPS = {
-    None: (
-        *("nodes", "gpus", "procs", "cpus_per_task", "mem", "time", "partition", "account"),
-        *("name", "venv"),
-    ),
-    "Resources": (
-        *("gpu_type", "gpu_option", "cpus_per_gpu", "mem_per_gpu", "mem_per_cpu", "qos"),
-        *("constraint", "nodelist", "exclude", "dependency", "wait_all_nodes", "slurm.extra"),
-    ),
-    "Restarts and hand-over": (
-        *("restarts", "hang_timeout", "on_hang", "grace", "signal_lead", "hand_over"),
-    ),
-    "Checks and measurements": ("preflight", "node_check", "forgive_after", "telemetry"),
-    "Notification": ("notify", "mail", "mail_user", "mail_type"),
-    "Environment of the ranks": (
-        *(
-            "snapshot",
-            "module",
-            "style",
-            "python",
-            "conda",
-            "modules",
-            "prologue",
-            "env",
-            "preload",
-        ),
-        *("chdir", "output"),
-    ),
-    "Container image": (
-        *("image", "image_runtime", "image_mounts", "image_env", "image_workdir"),
-        *("image_python", "image_options", "image_cache"),
-    ),
-    "Fast start": ("stage", "stage_dir", "stage_limit"),
-}
-"""Sections of the help text, with their keys in order; those of None come first, under Options."""
-REPEATED = {
-    "env": "NAME=VALUE",
-    "slurm.extra": "OPTION=VALUE",
-    "modules": "NAME",
-    "prologue": "LINE",
-    "image_env": "NAME=VALUE",
-    "image_options": "OPTION",
-}
-"""Keys whose flag may be given several times, and the placeholder of each value."""
-METAVARS: dict[object, str] = {
-    readers.count: "N",
-    readers.positive: "N",
-    readers.nodes: "N",
-    readers.memory: "SIZE",
-    readers.duration: "TIME",
-    readers.seconds: "TIME",
-    readers.hosts: "NODES",
-    readers.words: "NAME,…",
-    readers.mail_types: "EVENT,…",
-    readers.address: "ADDRESS",
-    readers.switch: "true|false",
-    **dict.fromkeys(("partition", "account", "qos", "gpu_type", "name", "conda"), "NAME"),
-    **dict.fromkeys(("venv", "chdir", "image_workdir", "image_cache", "stage_dir"), "DIR"),
-    **dict.fromkeys(("output", "python", "image_python"), "FILE"),
-    "image": "IMAGE",
-    "image_runtime": "NAME",
-    "image_mounts": "DIR,…",
-    **dict.fromkeys(("node_check", "notify"), "COMMAND"),
-    "constraint": "FEATURES",
-    "dependency": "LIST",
-    "mail_user": "ADDRESS",
-    "style": "STYLE",
-    "gpu_option": "OPTION",
-    "on_hang": "ACTION",
-    "hand_over": "WHEN",
-}
-"""Placeholders of the other flags: by the key's name, or else by its reader."""
-SWITCHES = {
-    "wait_all_nodes": (),
-    "preflight": (),
-    "module": ("-m",),
-    "snapshot": (),
-    "stage": (),
-}
-"""Keys whose flag takes no value, with its short forms."""
-NEGATED = ("snapshot", "stage")
-"""Those of them that also have a flag with `no`."""
 
 
 class RequestCommand(SectionedCommand):
@@ -146,7 +65,7 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 def takes_keys(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags for some keys, and no script; files may set all keys."""
-    wanted = {name.replace(".", "_") for name in names} | {"config", "cluster", "host", "setting"}
+    wanted = {KEYS[name].parameter for name in names} | {"config", "cluster", "host", "setting"}
     return lambda command: _take(command, [p for p in _parameters() if p.name in wanted])
 
 
@@ -189,12 +108,14 @@ def _take(
 def _parameters() -> list[inspect.Parameter]:
     """Return the flags as parameters of a signature, which typer reads."""
     script = typer.Argument(
-        metavar="SCRIPT",
+        metavar=KEYS["script"].metavar,
         help=_sentence(KEYS["script"].help),
         show_default=False,
         autocompletion=complete_script,
     )
-    args = typer.Argument(metavar="ARGS", help=_sentence(KEYS["args"].help), show_default=False)
+    args = typer.Argument(
+        metavar=KEYS["args"].metavar, help=_sentence(KEYS["args"].help), show_default=False
+    )
     config = typer.Option(
         "--config",
         metavar="FILE",
@@ -230,7 +151,7 @@ def _parameters() -> list[inspect.Parameter]:
     return [
         _parameter("script", str, script, default=""),
         _parameter("args", list[str] | None, args),
-        *(_flag(KEYS[name], group) for group, names in GROUPS.items() for name in names),
+        *map(_flag, _keys_in_help()),
         _parameter("config", Path | None, config),
         _parameter("cluster", str | None, cluster),
         _parameter("host", str | None, host),
@@ -246,25 +167,23 @@ def _parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspec
     )
 
 
-def _flag(key: Key, group: str | None) -> inspect.Parameter:
-    flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
-    switch = key.name in SWITCHES
-    if key.name in NEGATED:
-        flag = f"{flag}/--no-{flag[2:]}"
+def _keys_in_help() -> list[Key]:
+    """Return the keys that have a flag, in the order of the help text."""
+    flags = [key for key in KEYS.values() if not key.is_argument]
+    return sorted(flags, key=lambda key: (SECTIONS.index(key.section), key.rank))
+
+
+def _flag(key: Key) -> inspect.Parameter:
     option = typer.Option(
-        *(flag, *SWITCHES.get(key.name, ())),
+        *key.spellings,
         help=_sentence(key.help),
-        metavar=None if switch else _metavar(key),
+        metavar=key.metavar or None,
         show_default=False,
         autocompletion=_completion(key),
-        rich_help_panel=group,
+        rich_help_panel=key.section,
     )
-    value: Any = list[str] | None if key.name in REPEATED else bool | None if switch else str | None
-    return _parameter(key.name.replace(".", "_"), value, option)
-
-
-def _metavar(key: Key) -> str:
-    return REPEATED.get(key.name) or METAVARS.get(key.name) or METAVARS.get(key.read, "TEXT")
+    kind: Any = list[str] if key.is_repeated else str if key.metavar else bool
+    return _parameter(key.parameter, kind | None, option)
 
 
 def _completion(key: Key) -> Callable[[str], list[str]] | None:
@@ -315,9 +234,9 @@ def config(
     Example: echelon config --nodes 2 --gpus 4
     """
     rows = [
-        [key, show_value(key, request.spec), request.origins[key]]
-        for key in KEYS
-        if everything or request.origins[key] != "default"
+        [name, key.show(request.spec), request.origins[name]]
+        for name, key in KEYS.items()
+        if everything or request.origins[name] != "default"
     ]
     spec = request.spec
     rows += [

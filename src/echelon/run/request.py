@@ -80,20 +80,20 @@ def render_spec(
         tasks: SHA-256 of the parameters of a sweep, whose request this is.
         environment: the ranks' environment, if it is to be staged and known here.
     """
-    from echelon.spec.job_spec import KEYS, JobSpec, show_value  # noqa: PLC0415
+    from echelon.spec.job_spec import KEYS  # noqa: PLC0415
 
     lines, tables = [], []
-    for key in KEYS:
-        value = getattr(spec, KEYS[key].field)
-        if value == getattr(JobSpec(), KEYS[key].field):
+    for key in KEYS.values():
+        value = key.value(spec)
+        if not key.is_set(spec):
             continue
         if isinstance(value, Mapping):
             entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
-            tables += ["", f"[{key}]", *entries]
+            tables += ["", f"[{key.name}]", *entries]
         elif isinstance(value, tuple):
-            lines.append(f"{key} = {_quote(list(value))}")
+            lines.append(f"{key.name} = {_quote(list(value))}")
         else:
-            lines.append(f"{key} = {_quote(show_value(key, spec))}")
+            lines.append(f"{key.name} = {_quote(key.show(spec))}")
     for title, record in (("code", code), (_ENVIRONMENT, environment)):
         if record is not None:
             facts = {name: value for name, value in asdict(record).items() if value}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from echelon.core.units import parse_duration
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.job_spec import KEYS, JobSpec
 
 SCRIPT_VARIABLES = frozenset(
     {
@@ -27,28 +27,6 @@ SCRIPT_VARIABLES = frozenset(
     }
 )
 """Variables that the job's script sets."""
-_OWN_OPTIONS = frozenset(
-    {
-        *("job-name", "partition", "account", "qos", "nodes", "gpus", "cpus-per-task"),
-        *("cpus-per-gpu", "mem-per-cpu", "mem-per-gpu", "time", "constraint", "nodelist"),
-        *("exclude", "dependency", "chdir", "output", "mail-user", "mail-type"),
-    }
-)
-"""sbatch options that have their own key."""
-_ONLY_SLURM = (
-    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
-    *("gpu_type", "gpu_option", "wait_all_nodes", "output", "mail", "mail_user", "mail_type"),
-    "slurm.extra",
-)
-UNUSED = {
-    "style": (
-        *("restarts", "hang_timeout", "on_hang", "grace", "node_check", "forgive_after"),
-        *("preload", "notify"),
-    ),
-    "ray": (*_ONLY_SLURM, "signal_lead", "preflight", "forgive_after"),
-    "local": (*_ONLY_SLURM, "mem", "mem_per_cpu", "mem_per_gpu", "cpus_per_gpu"),
-}
-"""Keys without effect: in styles without a controller, on Ray, and in `echelon run`."""
 TYPED = ("flags", "--set")
 """Sources of values that are given for one run only; files are for all runs."""
 _EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
@@ -60,15 +38,19 @@ def find_conflicts(spec: JobSpec) -> list[str]:
 
 
 def find_unused(spec: JobSpec, where: str) -> list[str]:
-    """Return the keys without effect, except those that only turn something off."""
-    keys = [(key, KEYS[key].field) for key in UNUSED[where]]
-    plain = JobSpec()
-    return [k for k, name in keys if getattr(spec, name) not in (getattr(plain, name), 0, False)]
+    """Return the keys without effect, except those that only turn something off.
+
+    Args:
+        spec: the request.
+        where: `style` (in a style without a controller), `ray`, or `local` (on this machine).
+    """
+    keys = [key for key in KEYS.values() if where in key.unused]
+    return [key.name for key in keys if key.value(spec) not in (key.default, 0, False)]
 
 
 def show_values(spec: JobSpec, keys: Iterable[str]) -> str:
     """Return keys with their values, for a message."""
-    return ", ".join(f"{key} ({show_value(key, spec)})" for key in keys)
+    return ", ".join(f"{key} ({KEYS[key].show(spec)})" for key in keys)
 
 
 def _judge_amounts(spec: JobSpec) -> list[str]:
@@ -188,15 +170,16 @@ def _judge_image(spec: JobSpec) -> list[str]:
 
 def _judge_names(spec: JobSpec) -> list[str]:
     """Check the names of variables and of sbatch options."""
+    own = {key.sbatch: key.option for key in KEYS.values() if key.sbatch and not key.in_extra}
     found = [
         f"the job sets the variable {name} itself: remove it from env"
         for name in spec.env
         if name in SCRIPT_VARIABLES
     ]
     found += [
-        f"--slurm {name} has its own flag: use --{name}"
+        f"--slurm {name} has its own flag: use {own[name]}"
         for name in spec.slurm_extra
-        if name in _OWN_OPTIONS
+        if name in own
     ]
     found += [
         f"--slurm {name} conflicts with hand_over: use --hand-over requeue or never"

@@ -1,16 +1,29 @@
 """The request: what to run, on how much, and with which environment.
 
-Each key is one field, with its reader and its help: options, files and documentation are derived
-from it. merging.py merges layers into one request, conflicts.py finds what conflicts in it.
+Each key is one field, with its flag, reader, help and all else that is known about it (keys.py):
+options, files, documentation and checks are derived from it. merging.py merges layers into one
+request, conflicts.py finds what conflicts in it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import field, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from echelon.core.frozen import frozen
-from echelon.core.units import format_memory
 from echelon.spec import readers
+from echelon.spec.keys import (
+    CHECKS,
+    ENVIRONMENT,
+    EVERYDAY,
+    FAST_START,
+    IMAGE,
+    NOTIFICATION,
+    ONLY_SLURM,
+    RECOVERY,
+    RESOURCES,
+    ROLE,
+    collect_keys,
+    key,
+)
 from echelon.spec.readers import LimitSignal, NodeCount
 
 STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
@@ -25,148 +38,214 @@ RUNTIMES = ("apptainer", "singularity", "podman", "pyxis")
 RESTARTS = 3
 """How many restarts a run may have if nobody says so and its script can resume."""
 
-_ONE_NODE = NodeCount()
-
-# --- the request ----------------------------------------------------------------------------
-
-
-def _key(read: Callable[[object], Any], default: Any, help_text: str, **more: Any) -> Any:
-    metadata = {"read": read, "help": help_text, **more}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
 
 @frozen
 class JobSpec:
-    """What the user requests. Empty or 0 means not requested: Slurm's or the site's default."""
+    """What the user requests. Empty or 0 means not requested: Slurm's or the site's default.
 
-    script: str = _key(readers.text, "", "the training script")
-    args: tuple[str, ...] = _key(readers.words, (), "arguments of the script")
-    module: bool = _key(readers.switch, False, "treat the script as a module name, like python -m")
-    style: str = _key(
-        readers.OneOf(STYLES), "echelon", "how to start the ranks, such as srun or torchrun"
-    )
-    name: str = _key(readers.text, "", "job name [default: the script's name]")
+    Each entry has the flag and its help; then the section of the help text, the reader, the
+    default, and what else `Key` describes. Two or three lines per entry, to be read as a table.
+    """
 
-    partition: str = _key(readers.text, "", "partition, or several separated by commas")
-    account: str = _key(readers.text, "", "account to charge")
-    qos: str = _key(readers.text, "", "quality of service")
-    constraint: str = _key(readers.text, "", "node features required")
-    nodelist: str = _key(readers.hosts, "", "nodes to use")
-    exclude: str = _key(readers.hosts, "", "nodes to avoid")
-    dependency: str = _key(readers.text, "", "job dependencies, in sbatch's syntax")
+    # fmt: off
+    script: str = key(
+        "SCRIPT", "the training script",
+        EVERYDAY, readers.text, "", scope=ROLE)
+    args: tuple[str, ...] = key(
+        "ARGS ...", "arguments of the script",
+        EVERYDAY, readers.words, (), scope=ROLE)
+    module: bool = key(
+        "--module -m", "treat the script as a module name, like python -m",
+        ENVIRONMENT, readers.switch, False, scope=ROLE, rank=1)
+    style: str = key(
+        "--style STYLE", "how to start the ranks, such as srun or torchrun",
+        ENVIRONMENT, readers.OneOf(STYLES), "echelon", scope=ROLE, rank=1)
+    name: str = key(
+        "--name NAME", "job name [default: the script's name]",
+        EVERYDAY, readers.text, "", rank=2, sbatch="job-name")
 
-    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "number of nodes, such as 2 or 2:4")
-    gpus: int = _key(readers.count, 0, "GPUs per node")
-    gpu_type: str = _key(readers.text, "", "GPU type")
-    gpu_option: str = _key(
-        readers.OneOf(GPU_OPTIONS), "gres", "how to request GPUs, such as gpus-per-node"
-    )
-    procs: int = _key(readers.positive, 0, "ranks per node [default: one per GPU]")
-    cpus_per_task: int = _key(readers.positive, 0, "CPUs per rank")
-    cpus_per_gpu: int = _key(readers.positive, 0, "CPUs per GPU")
-    mem_mib: int = _key(readers.memory, 0, "memory per node", key="mem")
-    mem_per_cpu_mib: int = _key(readers.memory, 0, "memory per CPU", key="mem_per_cpu")
-    mem_per_gpu_mib: int = _key(readers.memory, 0, "memory per GPU", key="mem_per_gpu")
-    time: str = _key(readers.duration, "", "time limit")
-    wait_all_nodes: bool = _key(readers.switch, False, "start only when all nodes are ready")
-    signal_lead_s: int = _key(
-        readers.seconds, 0, "warn ranks this long before the time limit", key="signal_lead"
-    )
+    partition: str = key(
+        "--partition NAME", "partition, or several separated by commas",
+        EVERYDAY, readers.text, "", rank=1, sbatch="partition", unused=ONLY_SLURM)
+    account: str = key(
+        "--account NAME", "account to charge",
+        EVERYDAY, readers.text, "", rank=1, sbatch="account", unused=ONLY_SLURM)
+    qos: str = key(
+        "--qos NAME", "quality of service",
+        RESOURCES, readers.text, "", rank=2, sbatch="qos", unused=ONLY_SLURM)
+    constraint: str = key(
+        "--constraint FEATURES", "node features required",
+        RESOURCES, readers.text, "", rank=2, sbatch="constraint", unused=ONLY_SLURM)
+    nodelist: str = key(
+        "--nodelist NODES", "nodes to use",
+        RESOURCES, readers.hosts, "", rank=2, sbatch="nodelist", unused=ONLY_SLURM)
+    exclude: str = key(
+        "--exclude NODES", "nodes to avoid",
+        RESOURCES, readers.hosts, "", rank=2, sbatch="exclude", unused=ONLY_SLURM)
+    dependency: str = key(
+        "--dependency LIST", "job dependencies, in sbatch's syntax",
+        RESOURCES, readers.text, "", rank=2, sbatch="dependency", unused=ONLY_SLURM)
 
-    restarts: int | None = _key(
-        readers.count,
-        None,
-        f"maximum number of restarts after failures [default: {RESTARTS}; 0 if the script does not "
-        "use echelon]",
-    )
-    hang_timeout_s: int = _key(
-        readers.seconds,
-        300,
+    nodes: NodeCount = key(
+        "--nodes N", "number of nodes, such as 2 or 2:4",
+        EVERYDAY, readers.nodes, NodeCount(), scope=ROLE, sbatch="nodes")
+    gpus: int = key(
+        "--gpus N", "GPUs per node",
+        EVERYDAY, readers.count, 0, scope=ROLE, sbatch="gpus")
+    gpu_type: str = key(
+        "--gpu-type NAME", "GPU type",
+        RESOURCES, readers.text, "", unused=ONLY_SLURM)
+    gpu_option: str = key(
+        "--gpu-option OPTION", "how to request GPUs, such as gpus-per-node",
+        RESOURCES, readers.OneOf(GPU_OPTIONS), "gres", unused=ONLY_SLURM)
+    procs: int = key(
+        "--procs N", "ranks per node [default: one per GPU]",
+        EVERYDAY, readers.positive, 0, scope=ROLE)
+    cpus_per_task: int = key(
+        "--cpus-per-task N", "CPUs per rank",
+        EVERYDAY, readers.positive, 0, scope=ROLE, sbatch="cpus-per-task")
+    cpus_per_gpu: int = key(
+        "--cpus-per-gpu N", "CPUs per GPU",
+        RESOURCES, readers.positive, 0, scope=ROLE, sbatch="cpus-per-gpu", unused=("local",))
+    mem_mib: int = key(
+        "--mem SIZE", "memory per node",
+        EVERYDAY, readers.memory, 0,
+        name="mem", sbatch="mem", in_extra=True, unused=("local",))
+    mem_per_cpu_mib: int = key(
+        "--mem-per-cpu SIZE", "memory per CPU",
+        RESOURCES, readers.memory, 0,
+        rank=1, name="mem_per_cpu", sbatch="mem-per-cpu", unused=("local",))
+    mem_per_gpu_mib: int = key(
+        "--mem-per-gpu SIZE", "memory per GPU",
+        RESOURCES, readers.memory, 0,
+        name="mem_per_gpu", sbatch="mem-per-gpu", unused=("local",))
+    time: str = key(
+        "--time TIME", "time limit",
+        EVERYDAY, readers.duration, "", sbatch="time", unused=ONLY_SLURM)
+    wait_all_nodes: bool = key(
+        "--wait-all-nodes", "start only when all nodes are ready",
+        RESOURCES, readers.switch, False,
+        rank=3, sbatch="wait-all-nodes", in_extra=True, unused=ONLY_SLURM)
+    signal_lead_s: int = key(
+        "--signal-lead TIME", "warn ranks this long before the time limit",
+        RECOVERY, readers.seconds, 0, rank=1, name="signal_lead", unused=("ray",))
+
+    restarts: int | None = key(
+        "--restarts N", f"maximum number of restarts after failures [default: {RESTARTS}; "
+        "0 if the script does not use echelon]",
+        RECOVERY, readers.count, None, scope=ROLE, unused=("style",))
+    hang_timeout_s: int = key(
+        "--hang-timeout TIME",
         "time without progress that counts as a hang; 0 turns detection off",
-        key="hang_timeout",
-    )
-    on_hang: str = _key(
-        readers.OneOf(("report", "restart", "stop")),
-        "report",
-        "what to do about a hang: report, restart or stop",
-    )
-    grace_s: int = _key(
-        readers.seconds, 30, "time between the request to stop and SIGKILL", key="grace"
-    )
-    hand_over: str = _key(
-        readers.OneOf(("auto", "always", "requeue", "never")),
-        "auto",
+        RECOVERY, readers.seconds, 300, scope=ROLE, name="hang_timeout", unused=("style",))
+    on_hang: str = key(
+        "--on-hang ACTION", "what to do about a hang: report, restart or stop",
+        RECOVERY, readers.OneOf(("report", "restart", "stop")), "report",
+        scope=ROLE, unused=("style",))
+    grace_s: int = key(
+        "--grace TIME", "time between the request to stop and SIGKILL",
+        RECOVERY, readers.seconds, 30, scope=ROLE, name="grace", unused=("style",))
+    hand_over: str = key(
+        "--hand-over WHEN",
         "whether another job continues the run: auto, always, requeue or never",
-    )
-    telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
-    node_check: str = _key(
-        readers.text, "", "command that must succeed on a node before it is used"
-    )
-    forgive_after_s: int = _key(
-        readers.seconds,
-        7 * 24 * 3600,
-        "how long to avoid a bad node; 0 turns this off",
-        key="forgive_after",
-    )
-    preflight: bool = _key(
-        readers.switch, False, "examine all nodes first, and avoid those that fail"
-    )
-    preload: tuple[str, ...] = _key(
-        readers.words, ("torch",), "modules to import once for all ranks"
-    )
+        RECOVERY, readers.OneOf(("auto", "always", "requeue", "never")), "auto", rank=2)
+    telemetry: bool = key(
+        "--telemetry true|false", "measure nodes and ranks once a second",
+        CHECKS, readers.switch, True, rank=2)
+    node_check: str = key(
+        "--node-check COMMAND", "command that must succeed on a node before it is used",
+        CHECKS, readers.text, "", rank=1, unused=("style",))
+    forgive_after_s: int = key(
+        "--forgive-after TIME", "how long to avoid a bad node; 0 turns this off",
+        CHECKS, readers.seconds, 7 * 24 * 3600,
+        rank=1, name="forgive_after", unused=("style", "ray"))
+    preflight: bool = key(
+        "--preflight", "examine all nodes first, and avoid those that fail",
+        CHECKS, readers.switch, False, unused=("ray",))
+    preload: tuple[str, ...] = key(
+        "--preload NAME,…", "modules to import once for all ranks",
+        ENVIRONMENT, readers.words, ("torch",), scope=ROLE, rank=2, unused=("style",))
 
-    chdir: str = _key(readers.text, "", "working directory [default: the current one]")
-    output: str = _key(readers.text, "", "Slurm's output file; patterns such as %j work")
-    notify: str = _key(readers.text, "", "command to run once when the run is over")
-    mail: str = _key(readers.address, "", "address to mail once when the run is over")
-    mail_user: str = _key(readers.text, "", "address for Slurm's mail about each job")
-    mail_type: tuple[str, ...] = _key(readers.mail_types, (), "events of a job to mail about")
+    chdir: str = key(
+        "--chdir DIR", "working directory [default: the current one]",
+        ENVIRONMENT, readers.text, "", rank=2, sbatch="chdir")
+    output: str = key(
+        "--output FILE", "Slurm's output file; patterns such as %j work",
+        ENVIRONMENT, readers.text, "", rank=2, sbatch="output", unused=ONLY_SLURM)
+    notify: str = key(
+        "--notify COMMAND", "command to run once when the run is over",
+        NOTIFICATION, readers.text, "", unused=("style",))
+    mail: str = key(
+        "--mail ADDRESS", "address to mail once when the run is over",
+        NOTIFICATION, readers.address, "", unused=ONLY_SLURM)
+    mail_user: str = key(
+        "--mail-user ADDRESS", "address for Slurm's mail about each job",
+        NOTIFICATION, readers.text, "", sbatch="mail-user", unused=ONLY_SLURM)
+    mail_type: tuple[str, ...] = key(
+        "--mail-type EVENT,…", "events of a job to mail about",
+        NOTIFICATION, readers.mail_types, (), sbatch="mail-type", unused=ONLY_SLURM)
 
-    snapshot: bool | None = _key(
-        readers.switch,
-        None,
+    snapshot: bool | None = key(
+        "--snapshot/--no-snapshot",
         "execute a copy of the code as it is now [default: in jobs, not on this machine]",
-    )
-    python: str = _key(readers.text, "", "Python interpreter of the ranks")
-    venv: str = _key(readers.text, "", "virtual environment to activate")
-    conda: str = _key(readers.text, "", "conda environment to activate")
-    modules: tuple[str, ...] = _key(readers.words, (), "environment modules to load")
-    prologue: tuple[str, ...] = _key(readers.lines, (), "bash lines to run before the script")
-    env: Mapping[str, str] = _key(readers.table, {}, "environment variables for all ranks")
-    image: str = _key(readers.text, "", "container image of the ranks, or its file")
-    image_runtime: str = _key(
-        readers.OneOf(RUNTIMES),
-        "",
+        ENVIRONMENT, readers.switch, None)
+    python: str = key(
+        "--python FILE", "Python interpreter of the ranks",
+        ENVIRONMENT, readers.text, "", scope=ROLE, rank=1)
+    venv: str = key(
+        "--venv DIR", "virtual environment to activate",
+        EVERYDAY, readers.text, "", scope=ROLE, rank=2)
+    conda: str = key(
+        "--conda NAME", "conda environment to activate",
+        ENVIRONMENT, readers.text, "", scope=ROLE, rank=1)
+    modules: tuple[str, ...] = key(
+        "--load NAME ...", "environment modules to load",
+        ENVIRONMENT, readers.words, (), scope=ROLE, rank=1)
+    prologue: tuple[str, ...] = key(
+        "--prologue LINE ...", "bash lines to run before the script",
+        ENVIRONMENT, readers.lines, (), scope=ROLE, rank=1)
+    env: Mapping[str, str] = key(
+        "--env NAME=VALUE ...", "environment variables for all ranks",
+        ENVIRONMENT, readers.table, {}, scope=ROLE, rank=1)
+    image: str = key(
+        "--image IMAGE", "container image of the ranks, or its file",
+        IMAGE, readers.text, "", scope=ROLE)
+    image_runtime: str = key(
+        "--image-runtime NAME",
         "container runtime, such as apptainer [default: the first one installed]",
-    )
-    image_mounts: tuple[str, ...] = _key(
-        readers.words, (), "folders to mount in the image, beside home, project and run"
-    )
-    image_env: Mapping[str, str] = _key(readers.table, {}, "environment variables in the image")
-    image_workdir: str = _key(
-        readers.text, "", "working directory in the image [default: the same as outside]"
-    )
-    image_python: str = _key(readers.text, "", "Python interpreter in the image [default: python3]")
-    image_options: tuple[str, ...] = _key(readers.lines, (), "more options of the runtime")
-    image_cache: str = _key(
-        readers.text, "", "folder for imported images [default: ~/.cache/echelon/images]"
-    )
-    stage: bool = _key(
-        readers.switch, False, "copy the environment or image to each node's own disk first"
-    )
-    stage_dir: str = _key(
-        readers.text,
-        "",
-        "folder for these copies; %N is the node's name [default: /var/tmp/echelon-stage-UID]",
-    )
-    stage_limit_mib: int = _key(
-        readers.memory, 50 << 10, "disk space for these copies", key="stage_limit"
-    )
-    slurm_extra: Mapping[str, str] = _key(
-        readers.options, {}, "any other sbatch option", key="slurm.extra"
-    )
+        IMAGE, readers.OneOf(RUNTIMES), "", scope=ROLE)
+    image_mounts: tuple[str, ...] = key(
+        "--image-mounts DIR,…", "folders to mount in the image, beside home, project and run",
+        IMAGE, readers.words, (), scope=ROLE)
+    image_env: Mapping[str, str] = key(
+        "--image-env NAME=VALUE ...", "environment variables in the image",
+        IMAGE, readers.table, {}, scope=ROLE)
+    image_workdir: str = key(
+        "--image-workdir DIR", "working directory in the image [default: the same as outside]",
+        IMAGE, readers.text, "", scope=ROLE)
+    image_python: str = key(
+        "--image-python FILE", "Python interpreter in the image [default: python3]",
+        IMAGE, readers.text, "", scope=ROLE)
+    image_options: tuple[str, ...] = key(
+        "--image-options OPTION ...", "more options of the runtime",
+        IMAGE, readers.lines, (), scope=ROLE)
+    image_cache: str = key(
+        "--image-cache DIR", "folder for imported images [default: ~/.cache/echelon/images]",
+        IMAGE, readers.text, "")
+    stage: bool = key(
+        "--stage/--no-stage", "copy the environment or image to each node's own disk first",
+        FAST_START, readers.switch, False)
+    stage_dir: str = key(
+        "--stage-dir DIR", "folder for these copies; %N is the node's name "
+        "[default: /var/tmp/echelon-stage-UID]",
+        FAST_START, readers.text, "")
+    stage_limit_mib: int = key(
+        "--stage-limit SIZE", "disk space for these copies",
+        FAST_START, readers.memory, 50 << 10, name="stage_limit")
+    slurm_extra: Mapping[str, str] = key(
+        "--slurm OPTION=VALUE ...", "any other sbatch option",
+        RESOURCES, readers.options, {}, rank=3, name="slurm.extra", unused=ONLY_SLURM)
+    # fmt: on
 
     # Derived values
 
@@ -270,42 +349,5 @@ class JobSpec:
         return self.name or " ".join(stem.split()) or "echelon"
 
 
-# --- keys -----------------------------------------------------------------------------------
-
-
-@frozen
-class Key:
-    """A name that users write, and how its value is read."""
-
-    name: str
-    field: str
-    read: Callable[[object], Any]
-    help: str
-
-
-KEYS = {
-    key.name: key
-    for key in (
-        Key(
-            name=f.metadata.get("key", f.name),
-            field=f.name,
-            read=f.metadata["read"],
-            help=f.metadata["help"],
-        )
-        for f in fields(JobSpec)
-    )
-}
-
-
-def show_value(key: str, spec: JobSpec) -> str:
-    """Return a key's value as a user would write it."""
-    value = getattr(spec, KEYS[key].field)
-    if key.startswith(("mem", "stage_limit")) and isinstance(value, int):
-        return format_memory(value) if value else ""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={entry}" for name, entry in value.items())
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if value or value != getattr(JobSpec(), KEYS[key].field) else ""
+KEYS = collect_keys(JobSpec)
+"""The keys of a request by name, in the order of the fields."""

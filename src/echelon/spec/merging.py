@@ -43,7 +43,7 @@ OF_PROFILE = ("host", "workdir")
 
 def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
     """Yield the values that no later layer overrides: an overridden one may be invalid."""
-    tables = {name for name, key in KEYS.items() if isinstance(getattr(JobSpec(), key.field), dict)}
+    tables = {name for name, key in KEYS.items() if key.is_table}
     for number, layer in enumerate(layers):
         later = {name for after in layers[number + 1 :] for name in after.values} - tables
         for name, raw in layer.values.items():

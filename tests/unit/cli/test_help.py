@@ -8,9 +8,8 @@ import typer.main
 
 from echelon.cli import app, main
 from echelon.cli.help import CHECK, CONFIGURATION, LOOK, PREPARE, START
-from echelon.cli.options import GROUPS
-from echelon.client.submit.requests import POSITIONAL
 from echelon.spec.job_spec import KEYS
+from echelon.spec.keys import SECTIONS
 
 EXAMPLE = re.compile(r"^  Example: (.+)$", re.MULTILINE)
 
@@ -84,16 +83,22 @@ def test_commands_are_listed_by_purpose(help_text):
 
 @pytest.mark.parametrize("path", [("submit",), ("run",)])
 def test_everyday_flags_come_before_the_others(help_text):
-    named = [group for group in GROUPS if group]
-    assert headings(help_text) == ["Arguments", "Options", *named, CONFIGURATION]
+    assert headings(help_text) == ["Arguments", *SECTIONS, CONFIGURATION]
     everyday = re.findall(r"^  .*?(--[\w-]+)", section(help_text, "Options"), re.MULTILINE)
     assert everyday[:3] == ["--nodes", "--gpus", "--procs"]
     assert len(everyday) <= 16
 
 
-def test_every_key_of_the_request_is_in_one_section():
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted([*POSITIONAL, *grouped]) == sorted(KEYS)
+@pytest.mark.parametrize("path", [("submit",)])
+@pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
+def test_every_key_is_in_its_section_of_the_help(key, help_text):
+    if key.is_argument:
+        assert f"  {key.metavar} " in section(help_text, "Arguments")
+        return
+    shown = section(help_text, key.section)
+    names = [name for spelling in key.spellings for name in spelling.split("/")]
+    assert all(re.search(rf"(?m)^ .*{name}\b", shown) for name in names)
+    assert not key.metavar or f"{key.option} {key.metavar}" in shown
 
 
 def test_summaries_of_commands_are_sentences(path):

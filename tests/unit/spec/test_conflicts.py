@@ -3,8 +3,7 @@
 import pytest
 
 from echelon.errors import UsageError
-from echelon.spec.conflicts import UNUSED, find_unused
-from echelon.spec.job_spec import KEYS
+from echelon.spec.conflicts import find_unused
 from echelon.spec.merging import Layer, merge
 
 
@@ -22,7 +21,8 @@ def spec(**values):
         ({"nodes": "2:4", "style": "srun"}, "style 'srun' requires a fixed number of nodes"),
         ({"gpus": 3, "procs": 2, "gpu_option": "gpus-per-task"}, "cannot be divided evenly"),
         ({"env": {"RANK": "1"}}, "the job sets the variable RANK itself"),
-        ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes has its own flag"),
+        ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes has its own flag: use --nodes"),
+        ({"slurm.extra": {"job-name": "a"}}, "--slurm job-name has its own flag: use --name"),
         ({"module": True, "script": "cuda/12.1"}, "use --load cuda/12.1"),
         ({"style": "torchrun", "signal_lead": 60}, "does not forward signals"),
         ({"time": "1m", "signal_lead": 60}, "a time limit of 00:01:00 leaves too little"),
@@ -69,8 +69,9 @@ def test_to_turn_off_what_a_style_does_not_have_is_no_mistake():
     merge([Layer(source="flags", values=values)])
 
 
-def test_every_key_in_the_table_exists():
-    assert {key for keys in UNUSED.values() for key in keys} <= KEYS.keys()
+@pytest.mark.parametrize("name", ["mem", "wait-all-nodes"])
+def test_an_option_whose_0_means_something_else_can_be_given_to_sbatch(name):
+    assert spec(**{"slurm.extra": {name: "0"}}).slurm_extra == {name: "0"}
 
 
 @pytest.mark.parametrize("key", ["procs", "cpus_per_task", "cpus_per_gpu"])

@@ -1,6 +1,6 @@
 import pytest
 
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.merging import Layer, merge
 from echelon.spec.readers import NodeCount
 
@@ -76,7 +76,7 @@ def test_values_are_shown_as_they_are_written():
         "wait_all_nodes": True,
     }
     s = spec(**values)
-    shown = {key: show_value(key, s) for key in values}
+    shown = {key: KEYS[key].show(s) for key in values}
     assert shown == {
         "mem": "64G",
         "nodes": "2:4",
@@ -86,7 +86,7 @@ def test_values_are_shown_as_they_are_written():
         "env": "A=1",
         "wait_all_nodes": "true",
     }
-    assert all(show_value(key, JobSpec()) in USUAL for key in KEYS)
+    assert all(key.show(JobSpec()) in USUAL for key in KEYS.values())
 
 
 @pytest.mark.parametrize(

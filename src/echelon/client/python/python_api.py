@@ -31,7 +31,10 @@ T = TypeVar("T")
 
 
 class RequestOptions(TypedDict, total=False):
-    """Everything that a request can say; the keys are those of echelon.toml."""
+    """Everything that a request can say; the keys are those of echelon.toml.
+
+    They are written out for type checkers and editors; a test compares them with `JobSpec`.
+    """
 
     on: str
     """Where to run: `slurm` (the default), `ray` or `local`."""

@@ -12,13 +12,8 @@ from echelon.client.submit.script_checks import mention_directives
 from echelon.core.notes import note
 from echelon.errors import UsageError
 from echelon.spec.job_spec import KEYS
+from echelon.spec.keys import Key
 from echelon.spec.merging import OF_PROFILE, Layer, Merged, merge
-
-POSITIONAL = ("script", "args")
-SPELLING = {"slurm.extra": "slurm", "modules": "load"}
-"""Flags that differ from their key; --module is the switch for python -m."""
-_TABLES = ("env", "image_env", "slurm.extra")
-"""Keys whose value has names and values."""
 
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
@@ -123,23 +118,24 @@ def flatten(values: Mapping[str, Any]) -> dict[str, object]:
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for key in KEYS:
-        value = flags.get(key.replace(".", "_"))
-        if value is None or value == [] or (value == "" and key in POSITIONAL):
+    for key in KEYS.values():
+        value = flags.get(key.parameter)
+        if value is None or value == [] or (value == "" and key.is_argument):
             continue
-        words = key in _TABLES and not isinstance(value, Mapping)
-        found[key] = _pairs(key, value) if words else value
+        words = key.is_table and not isinstance(value, Mapping)
+        found[key.name] = _pairs(key, value) if words else value
     return found
 
 
 def _from_settings(settings: list[str]) -> dict[str, object]:
     """Parse `key=value`; `env.NAME=value` sets an entry of a table."""
     found: dict[str, Any] = {}
+    tables = [key.name for key in KEYS.values() if key.is_table]
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting} has no '='", hint="write --set key=value")
-        table = next((t for t in _TABLES if name.startswith(f"{t}.")), "")
+        table = next((t for t in tables if name.startswith(f"{t}.")), "")
         if table:
             found.setdefault(table, {})[name.removeprefix(f"{table}.")] = value
         else:
@@ -147,13 +143,14 @@ def _from_settings(settings: list[str]) -> dict[str, object]:
     return found
 
 
-def _pairs(key: str, words: list[str]) -> dict[str, str]:
-    flag = SPELLING.get(key, key).replace("_", "-")
+def _pairs(key: Key, words: list[str]) -> dict[str, str]:
     pairs = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals and key != "slurm.extra":
-            raise UsageError(f"--{flag} {word} has no '='", hint=f"write --{flag} NAME=VALUE")
+        if not equals and key.name != "slurm.extra":
+            raise UsageError(
+                f"{key.option} {word} has no '='", hint=f"write {key.option} {key.metavar}"
+            )
         pairs[name] = value
     return pairs
 

@@ -66,7 +66,7 @@ def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
     if typed:
         shown = show_values(request.spec, typed)
         raise UsageError(f"not supported on Ray: {shown}", hint="omit it with --on ray")
-    fresh = {KEYS[key].field: getattr(JobSpec(), KEYS[key].field) for key in keys}
+    fresh = {KEYS[key].field: KEYS[key].default for key in keys}
     return replace(request.spec, **fresh), [f"{key} ({request.origins[key]})" for key in keys]
 
 

@@ -11,9 +11,8 @@ from echelon.clusters.slurm.options import (
 )
 from echelon.clusters.slurm.shape import take_shape
 from echelon.core.slurm import OVER
-from echelon.core.units import format_memory
 from echelon.errors import UsageError
-from echelon.spec.job_spec import JobSpec
+from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.readers import is_signal
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*\[\]()!~^-]+")
@@ -26,54 +25,35 @@ _NO_JOB = frozenset({"help", "test-only", "usage", "version"})
 _REQUEUE = {"requeue": "requeue", "never": "no-requeue"}
 """The option for each value of `hand_over` that leaves the decision to Slurm."""
 
-_TEXT_OPTIONS = {
-    option: option.replace("-", "_")
-    for option in (
-        *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency"),
-        *("cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "time", "chdir", "output"),
-        *("mail-user", "mail-type", "wait-all-nodes"),
-    )
-} | {"job-name": "name"}
-"""Options whose value is copied to a key of the request."""
-
 
 # --- request → lines ------------------------------------------------------------------------
 
 
 def render_options(spec: JobSpec) -> dict[str, str]:
-    """Return the options for sbatch, in the order in which people usually write them."""
+    """Return the options for sbatch, in the order of the keys that request them."""
     nodes = str(spec.nodes).replace(":", "-")
-    options = {
-        "job-name": spec.job_name,
-        "partition": spec.partition,
-        "account": spec.account,
-        "qos": spec.qos,
-        "nodes": nodes,
-        "ntasks-per-node": str(spec.tasks_per_node) if spec.nodes.low == spec.nodes.high else "",
-        **_gpu_options(spec),
+    computed = {
+        "name": {"job-name": spec.job_name},
+        "nodes": {
+            "nodes": nodes,
+            "ntasks-per-node": "" if "-" in nodes else str(spec.tasks_per_node),
+        },
+        "gpus": _gpu_options(spec),
         # Ours are per rank; the task of a launcher holds all ranks of a node.
-        "cpus-per-task": str(spec.cpus_per_task * spec.ranks_per_task or ""),
-        "cpus-per-gpu": str(spec.cpus_per_gpu or ""),
-        "mem": format_memory(spec.mem_mib) if spec.mem_mib else "",
-        "mem-per-cpu": format_memory(spec.mem_per_cpu_mib) if spec.mem_per_cpu_mib else "",
-        "mem-per-gpu": format_memory(spec.mem_per_gpu_mib) if spec.mem_per_gpu_mib else "",
-        "time": spec.time,
-        "constraint": spec.constraint,
-        "nodelist": spec.nodelist,
-        "exclude": spec.exclude,
-        "dependency": spec.dependency,
-        "chdir": spec.chdir,
-        "output": spec.output,
-        "mail-user": spec.mail or spec.mail_user,
-        "mail-type": OVER if spec.mail else ",".join(spec.mail_type),
-        "wait-all-nodes": "1" if spec.wait_all_nodes else "",
+        "cpus_per_task": {"cpus-per-task": str(spec.cpus_per_task * spec.ranks_per_task or "")},
+        "wait_all_nodes": {"wait-all-nodes": "1" if spec.wait_all_nodes else ""},
         # In the style `echelon`, the controller signals the ranks: the signal from Slurm would
         # kill ranks that do not handle it yet.
-        "signal": f"USR1@{spec.signal_lead_s}"
+        "signal_lead": {"signal": f"USR1@{spec.signal_lead_s}"}
         if spec.signal_lead_s and spec.style != "echelon"
-        else "",
+        else {},
+        "mail": {"mail-user": spec.mail, "mail-type": OVER} if spec.mail else {},
     }
-    options = {name: value for name, value in options.items() if value}
+    options: dict[str, str] = {}
+    for key in KEYS.values():
+        copied = {key.sbatch: key.show(spec)} if key.sbatch else {}
+        values = computed.get(key.name, copied)
+        options |= {name: value for name, value in values.items() if value}
     extra = dict(spec.slurm_extra)
     if spec.style == "echelon" and spec.limit_signal:
         extra = {name: value for name, value in extra.items() if not is_signal(name)}
@@ -150,16 +130,13 @@ def parse_directives(script: str) -> dict[str, object]:
             hint="remove the option; --dry-run shows what would be submitted",
         )
     options = {name: value for name, value in options.items() if name not in _HOW_TO_SUBMIT}
-    values: dict[str, object] = {
-        key: options.pop(name) for name, key in _TEXT_OPTIONS.items() if name in options
-    }
-    values |= _take_hand_over(options)
+    values = take_shape(options) | _take_hand_over(options)
     if match := re.fullmatch(r"(?:SIG)?USR1@([0-9]{1,9})", options.get("signal", "")):
         values["signal_lead"] = int(match[1])
         del options["signal"]
+    values |= {k.name: options.pop(k.sbatch) for k in KEYS.values() if k.sbatch in options}
     if values.get("mem") == "0":  # all the memory of a node: a special value, not an amount
         options["mem"] = str(values.pop("mem"))
-    values |= take_shape(options)
     if options:
         values["slurm.extra"] = options
     return values

@@ -19,7 +19,7 @@ from echelon.core.frozen import frozen
 from echelon.core.slurm import mark_tasks
 from echelon.launch.roles import BOOTSTRAP
 from echelon.run.sweep import INDEX_EXPRESSION
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.job_spec import KEYS, JobSpec
 
 PLACEHOLDER = "{dist_file}"
 """Replaced in arguments by the path of the rendezvous file, in style `file`."""
@@ -382,10 +382,8 @@ exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
     options += ["--module"] if spec.module else []
     prefixes = (*(["image"] if spec.image else []), *(["stage"] if spec.stage else []))
     if prefixes:
-        usual = JobSpec()
-        fields = {key: KEYS[key].field for key in KEYS if key.startswith(prefixes)}
-        keys = [key for key, name in fields.items() if getattr(spec, name) != getattr(usual, name)]
-        settings = (f"{key}={show_value(key, spec)}" for key in keys)
+        keys = [key for key in KEYS.values() if key.name.startswith(prefixes) and key.is_set(spec)]
+        settings = (f"{key.name}={key.show(spec)}" for key in keys)
         options += [word for text in settings for word in ("--set", _quote(text))]
     words = " ".join(_quote(word) for word in (spec.script, *spec.args))
     return f"""\
