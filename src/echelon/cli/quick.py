@@ -1,7 +1,8 @@
 """Runs plain calls of the commands that users repeat most, without the library for command lines.
 
-Loading it takes longer than these commands do, and a command for another host pays for that twice.
-Whatever is not understood here, such as --help or a wrong call, is left to the library.
+Loading that library takes as long as the command itself: `ps` needs 0.10 s, and 0.19 s with it. A
+command for another host pays for it twice. Whatever is not understood here, such as --help or a
+wrong call, is left to the library.
 """
 
 import os
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from echelon.cli.defaults import RUNS
+from echelon.run.directory import RUNS
 
 
 class Options(NamedTuple):

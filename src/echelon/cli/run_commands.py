@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
-from echelon.cli.defaults import RUNS
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.core.jobs import RUNNING, Job, parse_states, short_id
 from echelon.core.units import render_age, render_time
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, find_durations, is_of_use
-from echelon.run.directory import RunDir
+from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run, list_runs, list_sweeps
 from echelon.run.request import summarise
 

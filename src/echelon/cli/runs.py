@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console, run_commands
-from echelon.cli.defaults import RUNS as RUNS  # noqa: PLC0414  used with the options below
 from echelon.cli.help import CONFIGURATION, LOOK, START
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
@@ -17,6 +16,7 @@ from echelon.client.manage.clusters import Places
 from echelon.client.submit.target import Target, choose_cluster
 from echelon.core.jobs import describe_job
 from echelon.errors import ConflictError, UsageError
+from echelon.run.directory import RUNS as RUNS  # noqa: PLC0414  used with the options below
 from echelon.run.listing import list_runs
 from echelon.spec.merging import Merged
 

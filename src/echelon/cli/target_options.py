@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from echelon.cli.completion import offer
-from echelon.cli.defaults import RUNS
 from echelon.cli.help import CONFIGURATION
 from echelon.client.submit.target import TARGETS
 from echelon.errors import UsageError
+from echelon.run.directory import RUNS
 from echelon.spec.merging import Merged
 
 On = Annotated[

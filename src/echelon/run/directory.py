@@ -13,6 +13,8 @@ from echelon.core.atomic_file import make_private
 from echelon.core.frozen import frozen
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
+RUNS = Path("runs")
+"""The directory of runs, unless another one is named."""
 FETCHED = ".echelon-run"
 """File with the run's id, in a folder of files that were fetched from another host."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -7,8 +7,8 @@ import pytest
 import typer.main
 
 from echelon.cli import app, main, quick, run_commands
-from echelon.cli.defaults import RUNS
 from echelon.clusters.ssh.call import LIGHT
+from echelon.run.directory import RUNS
 
 ALL = typer.main.get_command(app.app).commands
 ELSEWHERE = {"runs_dir", "context", "address", "cluster", "host", "help"}

@@ -12,6 +12,7 @@ from echelon.core.frozen import frozen
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
+from echelon.run.directory import RUNS
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
@@ -27,7 +28,7 @@ class Target:
 
     on: str = "slurm"
     """`slurm`, `ray`, `local`, or `auto` for an allocation around this process or this machine."""
-    runs: Path = Path("runs")
+    runs: Path = RUNS
     """The directory of runs."""
     address: str = ""
     """Ray's dashboard."""
@@ -76,9 +77,9 @@ def choose_spec(request: "Merged", on: str, environ: Mapping[str, str]) -> "JobS
         note(f"ignored by style '{given.style}': {show_values(given, dropped)}")
     if on != "ray":
         return choose_python(request.spec, environ, inherits=True)
-    from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
+    from echelon.clusters.ray.cluster import drop_slurm_only_keys  # noqa: PLC0415
 
-    spec, dropped = keep_what_ray_knows(request)
+    spec, dropped = drop_slurm_only_keys(request)
     if dropped:
         note(f"ignored on Ray, because only Slurm has it: {', '.join(dropped)}")
     return choose_python(spec, environ, inherits=False)

@@ -50,7 +50,7 @@ _STOP_S = 90
 _MARK = "echelon: "
 
 
-def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
+def drop_slurm_only_keys(request: Merged) -> tuple[JobSpec, list[str]]:
     """Remove keys that only apply to Slurm from a request. Pure.
 
     Project and site files are for all runs, so such keys in them are ignored.

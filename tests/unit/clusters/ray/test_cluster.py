@@ -24,7 +24,7 @@ from echelon.clusters.ray.address import (
 )
 from echelon.clusters.ray.cluster import (
     RayCluster,
-    keep_what_ray_knows,
+    drop_slurm_only_keys,
     parse_job,
     render_entrypoint,
 )
@@ -277,12 +277,12 @@ SLURMS = {
 @pytest.mark.parametrize("key", SLURMS)
 def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
     layer = lambda source: Layer(source=source, values={"script": "x", key: SLURMS[key]})  # noqa: E731
-    spec, dropped = keep_what_ray_knows(merge([layer("echelon.toml")]))
+    spec, dropped = drop_slurm_only_keys(merge([layer("echelon.toml")]))
     assert spec == JobSpec(script="x")
     assert dropped == [f"{key} (echelon.toml)"]
     for source in ("flags", "--set"):
         with pytest.raises(UsageError, match=rf"not supported on Ray: {key} \(") as refused:
-            keep_what_ray_knows(merge([layer(source)]))
+            drop_slurm_only_keys(merge([layer(source)]))
         assert refused.value.hint
 
 
