@@ -12,13 +12,14 @@ from datetime import datetime
 from pathlib import Path
 
 from echelon.cli import console
-from echelon.client.manage.waiting import carry_to_the_end, wait_for_run
+from echelon.client.manage.waiting import keeping_run, wait_for_own_run, wait_for_run
 from echelon.clusters.base import Cluster
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.records import MOST_RANKS
 from echelon.core.terminal_escape import in_one_line, is_redrawn, settled
 from echelon.core.units import parse_duration
+from echelon.core.waiting import CLOCK, Clock
 from echelon.errors import NotFoundError, UsageError
 from echelon.run.attempts import attempts, find_output
 from echelon.run.directory import RunDir
@@ -47,6 +48,7 @@ def follow_run(
     resubmit: bool = False,
     raw: bool = False,
     place: "Place | None" = None,
+    clock: Clock = CLOCK,
 ) -> Job:
     """Wait until a run ends, over all its jobs.
 
@@ -57,18 +59,20 @@ def follow_run(
         choice: print only these lines.
         resubmit: submit the next attempt when the run's own jobs cannot.
         raw: print control characters unchanged.
-        place: where to begin, and who is told how far the output was printed.
+        place: where to begin, and what to call with how far the output was printed.
+        clock: the clock.
 
     Returns:
         its last job.
     """
     screen = _Screen(run, choice, raw=raw, place=place) if show else None
-    return wait_for_run(run, cluster, screen, resubmit=resubmit)
+    with keeping_run(run.run_id):
+        return wait_for_run(run, cluster, screen, resubmit=resubmit, clock=clock)
 
 
-def follow_to_the_end(run: RunDir, cluster: Cluster) -> Job:
+def follow_to_the_end(run: RunDir, cluster: Cluster, clock: Clock = CLOCK) -> Job:
     """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    return carry_to_the_end(run, cluster, _Screen(run))
+    return wait_for_own_run(run, cluster, _Screen(run), clock)
 
 
 def print_logs(run: RunDir, choice: "Choice", *, raw: bool = False) -> bool:

@@ -137,7 +137,7 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     for sweep in found:
         asked = summarise(sweep.files)
         try:
-            states = count_states(read_tasks(sweep, slurm))
+            states = count_states(task.state for task in read_tasks(sweep, slurm))
         except UnavailableError as error:  # other runs are listed all the same
             states = "UNKNOWN"
             console.note(f"{sweep.sweep_id}: the state is unknown: {error.message}")

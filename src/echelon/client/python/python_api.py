@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from echelon.client.code.code_listing import find_root
+from echelon.client.manage.run_jobs import HostJobs
 from echelon.client.manage.sweeps import check_sweep
 from echelon.client.python.background_sweep import start_mapped
 from echelon.client.python.functions import Call, PackedFunction, pack_function
-from echelon.client.python.hosted_run import HostedRun, HostedTask, HostedTasks
+from echelon.client.python.hosted_run import HostedRun
 from echelon.client.python.local_run import LocalRun
 from echelon.client.python.run_view import Run, default_runs
 from echelon.client.submit.host_submission import send_run
@@ -270,9 +271,12 @@ class Request:
             merged = replace_fields(merged, spec=spec)
         check_sweep(merged.spec, list(rows[0]))
         site, found = send_run(merged, added=added, tasks=dict(enumerate(rows)), max_running=limit)
-        tasks = HostedTasks(site, found["run"], Path(found["directory"]).parent)
-        numbers = range(len(rows))
-        return [Run.of(HostedTask(tasks, index, trusts=self._trusts)) for index in numbers]
+        sweep_id, runs = found["run"], Path(found["directory"]).parent
+        jobs = HostJobs.of_sweep(site, sweep_id)
+        return [
+            Run.of(HostedRun(site, f"{sweep_id}-{n}", trusts=self._trusts, jobs=jobs, runs=runs))
+            for n in range(len(rows))
+        ]
 
     def _read(self, more: Mapping[str, object]) -> Merged:
         flags = {key: value for key, value in self.options.items() if key not in _PLACE}
