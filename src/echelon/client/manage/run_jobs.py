@@ -12,7 +12,7 @@ from typing import Protocol
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.client.manage.sweep_runner import has_runner
 from echelon.client.manage.sweeps import read_tasks
-from echelon.client.manage.waiting import LOOK_S, Outage, RunWatch, send_owed
+from echelon.client.manage.waiting import LOOK_S, Outage, RunWatch, send_owed, submit_next
 from echelon.client.remote.remote_calls import Retries, ask, unexpected
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.clusters.ssh.site import Site
@@ -36,9 +36,9 @@ class RunJobs(Protocol):
         """Return the current job of a run; UNKNOWN if the cluster does not respond."""
 
     def ended(self) -> Mapping[str, Job | None]:
-        """Return the last job of each run that has ended; None for others.
+        """Return the last job of each run that has ended, and None for others.
 
-        A run is missing while its cluster or its host does not respond.
+        It is empty while the cluster or the host does not respond.
         """
 
     def forget(self) -> None:
@@ -58,8 +58,12 @@ class DirectoryJobs:
         return Places().job(self._run)
 
     def ended(self) -> Mapping[str, Job | None]:
-        self._watch = self._watch or RunWatch(self._run, cluster_of(self._run))
-        if job := self._watch.look(resubmit=True):
+        cluster = cluster_of(self._run)
+        self._watch = self._watch or RunWatch(self._run, cluster)
+        job = self._watch.look()
+        if job and submit_next(self._run, cluster):
+            job = None
+        elif job:
             send_owed(self._run)
         return {self._run.run_id: job}
 

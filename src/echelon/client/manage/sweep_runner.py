@@ -3,9 +3,16 @@
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from echelon.client.manage.trust import read_script
-from echelon.client.manage.waiting import RunWatch, cancel_all, stop_all, wait_or_end
+from echelon.client.manage.waiting import (
+    RunWatch,
+    cancel_all,
+    stop_all,
+    submit_next,
+    wait_or_end,
+)
 from echelon.client.submit.runs import submit_run
 from echelon.clusters.base import Cluster
 from echelon.clusters.local import LocalCluster
@@ -54,59 +61,56 @@ def run(
     Ctrl-C asks the running tasks to stop; a second one ends them.
     """
     record_runner(sweep, os.getpid(), "local" if isinstance(cluster, LocalCluster) else "ray")
-    tasks = _Tasks(sweep, cluster, environ, indices, at_once=at_once, clock=clock)
+    tasks = _Tasks(sweep, cluster, environ, list(indices), at_once, clock)
     wait_or_end(lambda _: wait_for(tasks.look, every_s=_LOOK_S, clock=clock), tasks.end)
     return tasks.failed
 
 
+@dataclass
 class _Tasks:
     """Tasks that wait, run or have failed."""
 
-    def __init__(
-        self,
-        sweep: SweepDir,
-        cluster: Cluster,
-        environ: Mapping[str, str],
-        indices: Sequence[int],
-        *,
-        at_once: int,
-        clock: Clock,
-    ) -> None:
-        self._sweep, self._cluster, self._environ = sweep, cluster, environ
-        self._waiting, self._at_once, self._clock = list(indices), at_once, clock
-        self._running: dict[int, RunWatch] = {}
-        self.failed: list[int] = []
+    sweep: SweepDir
+    cluster: Cluster
+    environ: Mapping[str, str]
+    waiting: list[int]
+    at_once: int
+    clock: Clock
+    running: dict[int, RunWatch] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
 
     def look(self) -> bool | None:
         """Start tasks, and drop those that have ended; return True once none is left."""
-        if self._sweep.stopped.exists():
-            self.failed += self._waiting  # for good: `sweep resume` removes that file
-            self._waiting.clear()
-        while self._waiting and len(self._running) < self._at_once:
-            index = self._waiting[0]
-            if self._sweep.cancelled(index).exists():
+        if self.sweep.stopped.exists():
+            self.failed += self.waiting  # for good: `sweep resume` removes that file
+            self.waiting.clear()
+        while self.waiting and len(self.running) < self.at_once:
+            index = self.waiting[0]
+            if self.sweep.cancelled(index).exists():
                 self.failed.append(index)
             else:
-                started = start_task(self._sweep, index, self._cluster, self._environ)
-                self._running[index] = RunWatch(started, self._cluster, clock=self._clock)
-            del self._waiting[0]
-        for index, watch in list(self._running.items()):
+                started = start_task(self.sweep, index, self.cluster, self.environ)
+                self.running[index] = RunWatch(started, self.cluster, clock=self.clock)
+            del self.waiting[0]
+        for index, watch in list(self.running.items()):
             self._drop_ended(index, watch)
-        return None if self._running or self._waiting else True
+        return None if self.running or self.waiting else True
 
     def _drop_ended(self, index: int, watch: RunWatch) -> None:
-        stopped = self._sweep.stopped.exists() or self._sweep.cancelled(index).exists()
+        stopped = self.sweep.stopped.exists() or self.sweep.cancelled(index).exists()
         with contextlib.suppress(UnavailableError):  # the task may be fine
-            if job := watch.look(resubmit=not stopped):
-                del self._running[index]
-                note(f"{watch.run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
-                self.failed += [index] if job.state != "COMPLETED" else []
+            job, run = watch.look(), self.sweep.run(index)
+            if job is None or (not stopped and submit_next(run, self.cluster)):
+                return
+            del self.running[index]
+            note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
+            self.failed += [index] if job.state != "COMPLETED" else []
 
     def end(self, now: bool) -> None:
         """Start no more tasks, and end those that run: immediately, or with time to save."""
-        self._sweep.stopped.touch(mode=0o600)
-        for watch in self._running.values():
-            (cancel_all if now else stop_all)(watch.run, self._cluster)
+        self.sweep.stopped.touch(mode=0o600)
+        for index in self.running:
+            (cancel_all if now else stop_all)(self.sweep.run(index), self.cluster)
 
 
 def start_task(sweep: SweepDir, index: int, cluster: Cluster, environ: Mapping[str, str]) -> RunDir:

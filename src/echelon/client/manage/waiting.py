@@ -64,43 +64,33 @@ class Screen(Protocol):
 
 
 class RunWatch:
-    """Looks for the end of a run: often at its files, less often at its cluster."""
+    """Looks for the end of a run's job: often at its files, less often at its cluster."""
 
     def __init__(
         self, run: RunDir, cluster: Cluster, screen: Screen | None = None, clock: Clock = CLOCK
     ) -> None:
-        self.run, self._cluster, self._screen, self._clock = run, cluster, screen, clock
+        self._run, self._cluster, self._screen, self._clock = run, cluster, screen, clock
         self._job: Job | None = None
         self._asked_s = self._ended_s = clock.now_s() - max(_ASK_S, _EAGER_S)
         self._ended = 0
         self._find_patiently = patient(self._find, Outage(), clock)
 
-    def look(
-        self, *, resubmit: bool, tell: Callable[[Job], None] = lambda _job: None
-    ) -> Job | None:
-        """Return the last job if the run has ended.
-
-        Args:
-            resubmit: submit the next attempt when the run's own jobs cannot.
-            tell: called with each job that has ended.
-        """
+    def look(self) -> Job | None:
+        """Return the current job once it has ended."""
         job = self._find_patiently()
         if job is None or not job.over:
             return None
-        self._job = None
-        tell(job)
-        if resubmit and submit_next(self.run, self._cluster):
-            return None
+        self._job = None  # another one may follow
         return job
 
     def _find(self) -> Job:
         now_s = self._clock.now_s()
-        count = sum(self.run.outcome(one.number).exists() for one in attempts(self.run))
+        count = sum(self._run.outcome(one.number).exists() for one in attempts(self._run))
         if count > self._ended:
             self._ended, self._ended_s = count, now_s
         due = now_s - self._asked_s >= _ASK_S or now_s - self._ended_s < _EAGER_S
         if due or self._job is None or self._job.id.startswith(LOCAL):  # which costs nothing
-            self._job, self._asked_s = current_job(self.run, self._cluster), now_s
+            self._job, self._asked_s = current_job(self._run, self._cluster), now_s
         if self._screen:
             self._screen.show(over=self._job.over)
         return self._job
@@ -162,14 +152,14 @@ def wait_for_run(
         clock: the clock.
     """
     watch = RunWatch(run, cluster, screen, clock)
-
-    def tell(job: Job) -> None:
+    while True:
+        job = wait_for(watch.look, every_s=LOOK_S, clock=clock)
         _tell_end(run, job, shown=screen is not None)
-
-    job = wait_for(lambda: watch.look(resubmit=resubmit, tell=tell), every_s=LOOK_S, clock=clock)
-    if resubmit:
-        send_owed(run)
-    return job
+        if not resubmit:
+            return job
+        if not submit_next(run, cluster):
+            send_owed(run)
+            return job
 
 
 def wait_for_own_run(run: RunDir, cluster: Cluster, screen: Screen, clock: Clock = CLOCK) -> Job:
