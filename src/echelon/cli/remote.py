@@ -291,9 +291,9 @@ def resume_sweep_there(there: There) -> int:
 def _wait_for_sweep(site: "Site", sweep: str) -> int:
     """Wait for all tasks of a sweep; return 1 if one is not complete."""
     from echelon.cli.tasks import wait_for_tasks  # noqa: PLC0415
-    from echelon.client.manage.run_jobs import HostJobs  # noqa: PLC0415
+    from echelon.client.manage.run_jobs import host_sweep_jobs  # noqa: PLC0415
 
-    return wait_for_tasks(HostJobs.of_sweep(site, sweep), sweep)
+    return wait_for_tasks(host_sweep_jobs(site, sweep), sweep)
 
 
 def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:

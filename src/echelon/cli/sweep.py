@@ -328,7 +328,7 @@ def resume(
 
     Example: echelon sweep resume last
     """
-    from echelon.client.manage.run_jobs import SweepJobs  # noqa: PLC0415
+    from echelon.client.manage.run_jobs import sweep_jobs  # noqa: PLC0415
     from echelon.client.manage.sweep_runner import has_runner  # noqa: PLC0415
     from echelon.client.manage.sweeps import check_home, place_of, read_tasks  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
@@ -353,5 +353,5 @@ def resume(
             )
         code = start_tasks(found, cluster, left, as_json=as_json)
     if wait and isinstance(cluster, SlurmCluster):
-        code = wait_for_tasks(SweepJobs(found, cluster), found.sweep_id)
+        code = wait_for_tasks(sweep_jobs(found, cluster), found.sweep_id)
     raise typer.Exit(code)

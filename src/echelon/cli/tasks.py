@@ -44,13 +44,13 @@ def submit_tasks(
     sweep: SweepDir, cluster: Any, indices: list[int], *, wait: bool, as_json: bool = False
 ) -> int:
     """Start tasks of a sweep; return the command's exit code."""
-    from echelon.client.manage.run_jobs import SweepJobs  # noqa: PLC0415
+    from echelon.client.manage.run_jobs import sweep_jobs  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     with sweep.locked():
         code = start_tasks(sweep, cluster, indices, as_json=as_json)
     if wait and isinstance(cluster, SlurmCluster):
-        return wait_for_tasks(SweepJobs(sweep, cluster), sweep.sweep_id)
+        return wait_for_tasks(sweep_jobs(sweep, cluster), sweep.sweep_id)
     return code
 
 

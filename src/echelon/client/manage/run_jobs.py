@@ -7,7 +7,6 @@ of the other tasks, because one question per task would overload the cluster.
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.client.manage.sweep_runner import has_runner
@@ -19,135 +18,123 @@ from echelon.clusters.ssh.site import Site
 from echelon.core.jobs import Job
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, forgotten
-from echelon.core.waiting import CLOCK, Cached, Clock, patient
+from echelon.core.waiting import CLOCK, Cached, Clock, Retry, patient
+from echelon.errors import UnavailableError
 from echelon.run.directory import RunDir
 from echelon.run.sweep import SweepDir
 
 _OTHERS_FIRST = Job(id="", state="PENDING", reason="other tasks come first")
+_FORGOTTEN = forgotten("").reason
+_SWEEP_S, _HOST_S = 1.0, 3.0
+"""Seconds between two questions about all tasks of a sweep, and to a host."""
 
 
-class RunJobs(Protocol):
+class RunJobs:
     """Knows the jobs of one run, or of all tasks of a sweep."""
-
-    every_s: float
-    """Seconds between two questions while something waits for the end."""
-
-    def job(self, run_id: str) -> Job:
-        """Return the current job of a run; UNKNOWN if the cluster does not respond."""
-
-    def ended(self) -> Mapping[str, Job | None]:
-        """Return the last job of each run that has ended, and None for others.
-
-        It is empty while the cluster or the host does not respond.
-        """
-
-    def forget(self) -> None:
-        """Ask again the next time."""
-
-
-class DirectoryJobs:
-    """The jobs of one run on this machine; submits the next one if the run cannot."""
-
-    every_s = LOOK_S
-
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
-        self._watch: RunWatch | None = None
-
-    def job(self, run_id: str) -> Job:  # noqa: ARG002  there is one run
-        return Places().job(self._run)
-
-    def ended(self) -> Mapping[str, Job | None]:
-        cluster = cluster_of(self._run)
-        self._watch = self._watch or RunWatch(self._run, cluster)
-        job = self._watch.look()
-        if job and submit_next(self._run, cluster):
-            job = None
-        elif job:
-            send_owed(self._run)
-        return {self._run.run_id: job}
-
-    def forget(self) -> None:
-        self._watch = None
-
-
-class SweepJobs:
-    """The jobs of all tasks of a sweep on this machine, wherever they run."""
-
-    every_s = 1.0
-
-    def __init__(self, sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK) -> None:
-        self.sweep = sweep
-        self._slurm = slurm or SlurmCluster(LocalShell(), os.environ)
-        self._shown = Cached(partial(self._read, strict=False), self.every_s, clock)
-        self._certain = Cached(partial(self._read, strict=True), self.every_s, clock)
-        self._look = patient(self._certain, Outage(), clock)
-
-    def _read(self, *, strict: bool) -> dict[str, Job]:
-        # Asked first, because the process may start the last task and exit meanwhile.
-        starts_more = has_runner(self.sweep)
-        tasks = read_tasks(self.sweep, self._slurm, strict=strict)
-        return {
-            one.run_id: _OTHERS_FIRST if starts_more and one.state == "UNSUBMITTED" else one.job
-            for one in tasks
-        }
-
-    def job(self, run_id: str) -> Job:
-        return self._shown()[run_id]
-
-    def ended(self) -> Mapping[str, Job | None]:
-        return {run: job if job.over else None for run, job in (self._look() or {}).items()}
-
-    def forget(self) -> None:
-        self._shown.forget()
-        self._certain.forget()
-
-
-class HostJobs:
-    """The jobs of runs on a host. The connection may break while something waits."""
-
-    every_s = 3.0
 
     def __init__(
         self,
-        site: Site,
         read: Callable[[], Mapping[str, Job]],
-        fresh_s: float,
+        read_ended: Callable[[], Mapping[str, Job | None]],
+        retry: Retry,
+        *,
+        every_s: float,
+        fresh_s: float = 0.0,
         clock: Clock = CLOCK,
     ) -> None:
         """Create it; nothing is asked yet.
 
         Args:
-            site: the host.
-            read: asks it for the jobs, by run.
+            read: returns the current job of each run; UNKNOWN if its cluster does not respond.
+            read_ended: returns the last job of each run that has ended for certain, and None for
+                others.
+            retry: decides about the errors of `read_ended`.
+            every_s: seconds between two questions while something waits for the end.
             fresh_s: how long an answer is used, in seconds.
             clock: the clock.
         """
-        self._site = site
-        self._jobs = Cached(read, fresh_s, clock)
-        self._look = patient(self._jobs, Retries(clock), clock)
-
-    @classmethod
-    def of_run(cls, site: Site, run_id: str) -> "HostJobs":
-        """Return the jobs of one run."""
-        return cls(site, lambda: {run_id: _read_status(site, run_id)}, 0.0)
-
-    @classmethod
-    def of_sweep(cls, site: Site, sweep_id: str) -> "HostJobs":
-        """Return the jobs of all tasks of a sweep."""
-        return cls(site, partial(_read_sweep, site, sweep_id), cls.every_s)
+        self.every_s = every_s
+        self._read = Cached(read, fresh_s, clock)
+        self._read_ended = Cached(read_ended, fresh_s, clock)
+        self._look = patient(self._read_ended, retry, clock)
 
     def job(self, run_id: str) -> Job:
-        found = self._jobs()
-        if run_id not in found:
-            raise unexpected(self._site, "sweep status", sorted(found))
-        return found[run_id]
+        """Return the current job of a run; UNKNOWN if its cluster does not respond."""
+        jobs = self._read()
+        if run_id not in jobs:
+            raise UnavailableError(f"the cluster or host did not list the run '{run_id}'")
+        return jobs[run_id]
 
     def ended(self) -> Mapping[str, Job | None]:
-        return {run: job if _is_final(job) else None for run, job in (self._look() or {}).items()}
+        """Return the last job of each run that has ended, and None for others.
+
+        It is empty while a cluster or the host does not respond.
+        """
+        return self._look() or {}
 
     def forget(self) -> None:
-        self._jobs.forget()
+        """Ask again the next time."""
+        self._read.forget()
+        self._read_ended.forget()
+
+
+def directory_jobs(run: RunDir) -> RunJobs:
+    """Return the jobs of one run on this machine; the next one is submitted if it cannot."""
+    watch: RunWatch | None = None
+
+    def read_ended() -> Mapping[str, Job | None]:
+        nonlocal watch
+        cluster = cluster_of(run)
+        watch = watch or RunWatch(run, cluster)
+        job = watch.look()
+        if job and submit_next(run, cluster):
+            job = None
+        elif job:
+            send_owed(run)
+        return {run.run_id: job}
+
+    return RunJobs(lambda: {run.run_id: Places().job(run)}, read_ended, Outage(), every_s=LOOK_S)
+
+
+def sweep_jobs(sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK) -> RunJobs:
+    """Return the jobs of all tasks of a sweep on this machine, wherever they run."""
+    asked = slurm or SlurmCluster(LocalShell(), os.environ)
+
+    def read(*, strict: bool) -> dict[str, Job]:
+        # Asked first, because the process may start the last task and exit meanwhile.
+        starts_more = has_runner(sweep)
+        tasks = read_tasks(sweep, asked, strict=strict)
+        return {
+            one.run_id: _OTHERS_FIRST if starts_more and one.state == "UNSUBMITTED" else one.job
+            for one in tasks
+        }
+
+    def read_ended() -> Mapping[str, Job | None]:
+        return {run: job if job.over else None for run, job in read(strict=True).items()}
+
+    shown = partial(read, strict=False)
+    return RunJobs(shown, read_ended, Outage(), every_s=_SWEEP_S, fresh_s=_SWEEP_S, clock=clock)
+
+
+def host_jobs(site: Site, run_id: str, clock: Clock = CLOCK) -> RunJobs:
+    """Return the jobs of one run on a host."""
+    return _jobs_there(lambda: {run_id: _read_status(site, run_id)}, 0.0, clock)
+
+
+def host_sweep_jobs(site: Site, sweep_id: str, clock: Clock = CLOCK) -> RunJobs:
+    """Return the jobs of all tasks of a sweep on a host."""
+    return _jobs_there(partial(_read_sweep, site, sweep_id), _HOST_S, clock)
+
+
+def _jobs_there(read: Callable[[], Mapping[str, Job]], fresh_s: float, clock: Clock) -> RunJobs:
+    def read_ended() -> Mapping[str, Job | None]:
+        # UNKNOWN: the cluster does not respond there, unless it has forgotten the job.
+        return {
+            run: job if job.over and (job.state != "UNKNOWN" or job.reason == _FORGOTTEN) else None
+            for run, job in read().items()
+        }
+
+    return RunJobs(read, read_ended, Retries(clock), every_s=_HOST_S, fresh_s=fresh_s, clock=clock)
 
 
 def _read_status(site: Site, run_id: str) -> Job:
@@ -159,20 +146,10 @@ def _read_status(site: Site, run_id: str) -> Job:
 
 def _read_sweep(site: Site, sweep_id: str) -> dict[str, Job]:
     found = ask(site, ["sweep", "status", "--json", "--", sweep_id], ["runs"])["runs"]
-    if not found or not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         raise unexpected(site, "sweep status", found)
-    jobs = {}
-    for run_id, one in found.items():
-        if not isinstance(one, dict):
-            raise unexpected(site, "sweep status", found)
-        number, state, reason = (str(one.get(name) or "") for name in ("job", "state", "reason"))
-        jobs[run_id] = Job(id=number, state=state, reason=reason)
-    return jobs
-
-
-def _is_final(job: Job) -> bool:
-    """Tell whether a job on a host has ended.
-
-    UNKNOWN: the cluster does not respond there, unless it has forgotten the job.
-    """
-    return job.over and (job.state != "UNKNOWN" or job.reason == forgotten("").reason)
+    texts = {run: {k: str(v or "") for k, v in one.items()} for run, one in found.items()}
+    return {
+        run: Job(id=one.get("job", ""), state=one.get("state", ""), reason=one.get("reason", ""))
+        for run, one in texts.items()
+    }

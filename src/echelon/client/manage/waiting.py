@@ -73,12 +73,11 @@ class RunWatch:
         self._job: Job | None = None
         self._asked_s = self._ended_s = clock.now_s() - max(_ASK_S, _EAGER_S)
         self._ended = 0
-        self._find_patiently = patient(self._find, Outage(), clock)
 
     def look(self) -> Job | None:
         """Return the current job once it has ended."""
-        job = self._find_patiently()
-        if job is None or not job.over:
+        job = self._find()
+        if not job.over:
             return None
         self._job = None  # another one may follow
         return job
@@ -151,9 +150,9 @@ def wait_for_run(
         resubmit: submit the next attempt when the run's own jobs cannot.
         clock: the clock.
     """
-    watch = RunWatch(run, cluster, screen, clock)
+    look = patient(RunWatch(run, cluster, screen, clock).look, Outage(), clock)
     while True:
-        job = wait_for(watch.look, every_s=LOOK_S, clock=clock)
+        job = wait_for(look, every_s=LOOK_S, clock=clock)
         _tell_end(run, job, shown=screen is not None)
         if not resubmit:
             return job
@@ -223,18 +222,11 @@ def keeping_run(run_id: str, option: str = "") -> Iterator[None]:
 
 
 def _tell_end(run: RunDir, job: Job, *, shown: bool) -> None:
-    """Print how a run ended."""
-    reason = f" ({job.reason})" if job.reason else ""
-    note(f"{run.run_id}: {job.state}{reason}")
-    if not shown:  # otherwise the run's own output says why
-        _tell_cause(run, job)
-    _sum_up(run)
-
-
-def _tell_cause(run: RunDir, job: Job) -> None:
-    """Print why a run failed, if that is known."""
-    if job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
+    """Print how a run ended, and why unless its own output was shown, which says so."""
+    note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
+    if not shown and job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
         note(render(verdict, run=run.path))
+    _sum_up(run)
 
 
 def _sum_up(run: RunDir) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from echelon.client.manage.run_jobs import SweepJobs
+from echelon.client.manage.run_jobs import sweep_jobs
 from echelon.client.manage.sweep_runner import record_runner, run
 from echelon.client.manage.sweeps import create_sweep, submit_sweep
 from echelon.client.python.local_run import LocalRun
@@ -42,7 +42,7 @@ def start_mapped(
         log = sweep.path / "carrier.log"
         pid = LocalShell().start([*argv, str(count)], log=log, env=dict(os.environ))
         record_runner(sweep, pid, place.on)
-    jobs = SweepJobs(sweep)
+    jobs = sweep_jobs(sweep)
     return [LocalRun(sweep.run(index), jobs=jobs) for index in range(len(rows))]
 
 

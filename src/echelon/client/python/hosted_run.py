@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from echelon.client.manage.run_jobs import HostJobs, RunJobs
+from echelon.client.manage.run_jobs import RunJobs, host_jobs
 from echelon.client.manage.sweeps import NEVER_STARTED
 from echelon.client.remote.host_files import fetched
 from echelon.client.remote.remote_calls import ask, follow_there, run_there, unexpected
@@ -42,7 +42,7 @@ class HostedRun:
         """
         self._site, self._runs = site, runs
         self.run_id, self.trusts, self.place = run_id, trusts, f" on {site.host}"
-        self.jobs = jobs or HostJobs.of_run(site, run_id)
+        self.jobs = jobs or host_jobs(site, run_id)
 
     def path(self) -> Path:
         """Return the run directory on the host."""

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from echelon.client.manage.clusters import cluster_of
-from echelon.client.manage.run_jobs import DirectoryJobs, RunJobs
+from echelon.client.manage.run_jobs import RunJobs, directory_jobs
 from echelon.client.manage.run_status import find_verdict
 from echelon.client.manage.sweeps import cancel_waiting, find_waiting
 from echelon.client.manage.waiting import LOOK_S, cancel_all, stop_all
@@ -40,7 +40,7 @@ class LocalRun:
             jobs: knows the run's jobs; by default, the run's directory is asked.
         """
         self._run, self.run_id, self.trusts = run, run.run_id, trusts
-        self.jobs = jobs or DirectoryJobs(run)
+        self.jobs = jobs or directory_jobs(run)
 
     def path(self) -> Path:
         """Return the run directory."""

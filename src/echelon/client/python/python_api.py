@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from echelon.client.code.code_listing import find_root
-from echelon.client.manage.run_jobs import HostJobs
+from echelon.client.manage.run_jobs import host_sweep_jobs
 from echelon.client.manage.sweeps import check_sweep
 from echelon.client.python.background_sweep import start_mapped
 from echelon.client.python.functions import Call, PackedFunction, pack_function
@@ -272,7 +272,7 @@ class Request:
         check_sweep(merged.spec, list(rows[0]))
         site, found = send_run(merged, added=added, tasks=dict(enumerate(rows)), max_running=limit)
         sweep_id, runs = found["run"], Path(found["directory"]).parent
-        jobs = HostJobs.of_sweep(site, sweep_id)
+        jobs = host_sweep_jobs(site, sweep_id)
         return [
             Run.of(HostedRun(site, f"{sweep_id}-{n}", trusts=self._trusts, jobs=jobs, runs=runs))
             for n in range(len(rows))

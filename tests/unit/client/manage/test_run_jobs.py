@@ -1,14 +1,16 @@
 """Jobs of runs: the tasks of a sweep are asked about together, and outages end no wait."""
 
+import json
+
 import pytest
 
-from echelon.client.manage.run_jobs import HostJobs, SweepJobs
+from echelon.client.manage.run_jobs import host_jobs, host_sweep_jobs, sweep_jobs
 from echelon.client.manage.sweep_runner import record_runner
 from echelon.client.manage.sweeps import create_sweep
+from echelon.client.remote import remote_calls
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
-from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import forgotten
 from echelon.errors import UnavailableError
@@ -17,6 +19,21 @@ from echelon.spec.merging import Layer, merge
 from fake_clock import FakeClock
 
 SITE = Site(host="me@login", workdir="~/x")
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Sets what a host answers to the next question."""
+    answers = []
+
+    def run_there(_site, _argv):
+        one = answers.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return json.dumps(one)
+
+    monkeypatch.setattr(remote_calls, "run_there", run_there)
+    return answers.append
 
 
 @pytest.fixture
@@ -35,7 +52,7 @@ def test_all_tasks_of_a_sweep_are_one_question_for_a_while(sweep):
     lines = [f"7|7_{n}|{state}|None||{mark}" for n, state in enumerate(["RUNNING"] * 2)]
     shell = FakeShell(answers={"squeue": "\n".join(lines) + "\n", "sacct": ""})
     clock = FakeClock()
-    jobs = SweepJobs(sweep, SlurmCluster(shell, {}), clock)
+    jobs = sweep_jobs(sweep, SlurmCluster(shell, {}), clock)
     ids = [sweep.run_id(index) for index in range(3)]
     assert [jobs.job(one).state for one in ids] == ["RUNNING", "RUNNING", "UNKNOWN"]
     asked = len(shell.calls)
@@ -55,7 +72,7 @@ def test_a_sweep_is_waited_for_while_slurm_does_not_respond(sweep, capsys):
     slurm = SlurmCluster(
         FakeShell(answers={"squeue": away}), {}, sleep=clock.sleep, clock=clock.now_s
     )
-    jobs = SweepJobs(sweep, slurm, clock)
+    jobs = sweep_jobs(sweep, slurm, clock)
     assert jobs.ended() == {}
     clock.sleep(2)
     assert jobs.ended() == {}
@@ -64,7 +81,7 @@ def test_a_sweep_is_waited_for_while_slurm_does_not_respond(sweep, capsys):
 
 
 def test_tasks_without_a_run_wait_as_long_as_a_process_starts_tasks(sweep):
-    jobs = SweepJobs(sweep, SlurmCluster(FakeShell(), {}), FakeClock())
+    jobs = sweep_jobs(sweep, SlurmCluster(FakeShell(), {}), FakeClock())
     first = sweep.run_id(0)
     assert jobs.job(first).state == "UNSUBMITTED"
     record_runner(sweep, 1, "local")
@@ -77,44 +94,39 @@ def test_tasks_without_a_run_wait_as_long_as_a_process_starts_tasks(sweep):
 
 
 @pytest.mark.parametrize(
-    ("job", "is_final"),
+    ("job", "has_ended"),
     [
-        (Job(id="7", state="COMPLETED"), True),
-        (Job(id="7", state="RUNNING"), False),
-        (Job(id="7", state="UNKNOWN", reason="squeue did not respond"), False),
-        (forgotten("7"), True),
+        ({"state": "COMPLETED"}, True),
+        ({"state": "RUNNING"}, False),
+        ({"state": "UNKNOWN", "reason": "squeue did not respond"}, False),
+        ({"state": "UNKNOWN", "reason": forgotten("").reason}, True),
     ],
 )
-def test_a_job_on_a_host_whose_state_is_unknown_there_has_not_ended(job, is_final):
-    jobs = HostJobs(SITE, lambda: {"train-abcd": job}, 0.0, FakeClock())
-    assert jobs.ended() == {"train-abcd": job if is_final else None}
+def test_a_job_on_a_host_whose_state_is_unknown_there_has_not_ended(host, job, has_ended):
+    host({"runs": {"lr-abcd-1": {"job": "7", **job}}})
+    assert (host_sweep_jobs(SITE, "lr-abcd").ended()["lr-abcd-1"] is not None) is has_ended
 
 
-def test_a_connection_that_breaks_while_a_run_is_waited_for_is_made_again():
-    answers = [
-        Job(id="7", state="RUNNING"),
-        LostConnectionError("cut"),
-        Job(id="7", state="FAILED"),
-    ]
-
-    def read():
-        one = answers.pop(0)
-        if isinstance(one, Exception):
-            raise one
-        return {"train-abcd": one}
-
+def test_a_connection_that_breaks_while_a_run_is_waited_for_is_made_again(host):
     clock = FakeClock()
-    jobs = HostJobs(SITE, read, 0.0, clock)
+    jobs = host_jobs(SITE, "train-abcd", clock)
+    host({"job": "7", "state": "RUNNING", "exit_code": None})
     assert jobs.ended() == {"train-abcd": None}
+    host(LostConnectionError("cut"))
     assert jobs.ended() == {}
     assert jobs.ended() == {}
     clock.sleep(1)
-    assert jobs.ended()["train-abcd"].state == "FAILED"
+    host({"job": "7", "state": "FAILED", "exit_code": 3})
+    assert jobs.ended()["train-abcd"].exit_code == 3
 
 
-def test_a_host_that_cannot_be_reached_at_first_is_an_error():
-    def read():
-        raise UnavailableError("no network")
-
+def test_a_host_that_cannot_be_reached_at_first_is_an_error(host):
+    host(UnavailableError("no network"))
     with pytest.raises(UnavailableError, match="no network"):
-        HostJobs(SITE, read, 0.0, FakeClock()).ended()
+        host_jobs(SITE, "train-abcd").ended()
+
+
+def test_a_task_that_a_host_does_not_list_is_an_error(host):
+    host({"runs": {}})
+    with pytest.raises(UnavailableError, match="did not list the run 'lr-abcd-1'"):
+        host_sweep_jobs(SITE, "lr-abcd").job("lr-abcd-1")
