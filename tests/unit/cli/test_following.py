@@ -26,7 +26,7 @@ from fake_clock import FakeClock
 
 
 class _Cluster:
-    """Says what it is told to say, one job for each time it is asked; the last one for ever."""
+    """Answers queries with the given jobs, one after the other; with the last one from then on."""
 
     def __init__(self, *jobs):
         self._jobs, self.asked, self.cancelled = list(jobs), 0, []
@@ -76,7 +76,7 @@ def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path):
     assert cluster.cancelled == ["7"]
 
 
-def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
+def test_waiting_without_output_prints_why_a_run_failed(tmp_path, capsys):
     cluster = _Cluster(Job(id="7", state="FAILED", exit_code=3))
     run = _start(cluster, tmp_path)
     verdict = judge([Failure(cause="exception", message="ValueError: boom", rank=1, node="n")])
@@ -92,7 +92,7 @@ def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
         UnavailableError("slurmctld did not respond for 60 s", hint=""),
     ],
 )
-def test_what_is_away_for_a_while_cancels_no_run(tmp_path, capsys, trouble):
+def test_an_outage_of_storage_or_cluster_cancels_no_run(tmp_path, capsys, trouble):
     class _Away(_Cluster):
         def job(self, *_, **__):
             super().job()
@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_a_run_that_was_submitted(tmp_path, capsys):
     assert f"{run.run_id} keeps running" in capsys.readouterr().err
 
 
-def test_what_waits_is_stopped_before_what_runs(tmp_path):
+def test_a_waiting_standby_is_stopped_before_the_running_job(tmp_path):
     stopped = []
 
     class _Two(_Cluster):
@@ -171,11 +171,13 @@ def test_what_waits_is_stopped_before_what_runs(tmp_path):
     ("failed", "lines"),
     [
         (True, ["0: closed by peer", "1: ValueError", "train failed"]),
-        # Of one that goes on, or is done, the ranks' newest lines are what one looks for.
+        # If the run goes on or is complete, the newest lines of ranks come last.
         (False, ["train failed", "0: closed by peer", "1: ValueError"]),
     ],
 )
-def test_why_a_run_failed_stands_below_what_its_ranks_say(tmp_path, monkeypatch, failed, lines):
+def test_the_cause_of_a_failure_is_printed_after_the_output_of_ranks(
+    tmp_path, monkeypatch, failed, lines
+):
     run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     output = run.logs / "job-1.out"
     output.write_text("train failed\n")
@@ -286,7 +288,7 @@ def test_output_of_a_job_that_is_older_is_not_shown(printed, capsys):
     assert capsys.readouterr().err == "of the job\n"
 
 
-def test_nothing_recent_is_said_as_such(printed, capsys):
+def test_logs_without_recent_lines_are_an_error(printed, capsys):
     assert main.run(["logs", "--rank=1", "--since=2h"]) == 66
     assert "rank 1 of the run" in (told := capsys.readouterr().err)
     assert "has not printed anything since 2h" in told

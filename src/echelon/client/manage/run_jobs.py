@@ -84,13 +84,13 @@ def directory_jobs(run: RunDir) -> RunJobs:
 
     def read_ended() -> Mapping[str, Job | None]:
         nonlocal watch
-        cluster = cluster_of(run)
-        watch = watch or RunWatch(run, cluster)
+        watch = watch or RunWatch(run, cluster_of(run))
         job = watch.look()
-        if job and submit_next(run, cluster):
+        if job and submit_next(run, watch.cluster):
             job = None
         elif job:
             send_owed(run)
+            watch = None  # the run may be resumed on another cluster
         return {run.run_id: job}
 
     return RunJobs(lambda: {run.run_id: Places().job(run)}, read_ended, Outage(), every_s=LOOK_S)

@@ -322,7 +322,7 @@ class _Answers:
 
 def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
     """End the waiting tasks of a sweep, and ask those that run to stop; return their number."""
-    sweep.stopped.touch(mode=0o600)  # whoever starts tasks on this machine or on Ray stops too
+    sweep.stopped.touch(mode=0o600)  # for the process that starts tasks here or on Ray
     going = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
     known = {array.job_id for array in sweep.arrays()}
     if arrays := sorted({task.job.id.partition("_")[0] for task in going} & known, key=int):

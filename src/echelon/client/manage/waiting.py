@@ -69,7 +69,7 @@ class RunWatch:
     def __init__(
         self, run: RunDir, cluster: Cluster, screen: Screen | None = None, clock: Clock = CLOCK
     ) -> None:
-        self._run, self._cluster, self._screen, self._clock = run, cluster, screen, clock
+        self._run, self.cluster, self._screen, self._clock = run, cluster, screen, clock
         self._job: Job | None = None
         self._asked_s = self._ended_s = clock.now_s() - max(_ASK_S, _EAGER_S)
         self._ended = 0
@@ -89,7 +89,7 @@ class RunWatch:
             self._ended, self._ended_s = count, now_s
         due = now_s - self._asked_s >= _ASK_S or now_s - self._ended_s < _EAGER_S
         if due or self._job is None or self._job.id.startswith(LOCAL):  # which costs nothing
-            self._job, self._asked_s = current_job(self._run, self._cluster), now_s
+            self._job, self._asked_s = current_job(self._run, self.cluster), now_s
         if self._screen:
             self._screen.show(over=self._job.over)
         return self._job

@@ -40,7 +40,10 @@ class RunSource(Protocol):
     """What `repr` shows of it: ` on HOST`, or nothing."""
     trusts: bool
     """Whether to read results that could execute code of another host here."""
-    jobs: RunJobs
+
+    @property
+    def jobs(self) -> RunJobs:
+        """What knows the run's jobs."""
 
     def path(self) -> Path:
         """Return the run directory, on the host where it is."""

@@ -1,12 +1,14 @@
 """What a host answers about a run there, and what happens if the answer is malformed."""
 
 import json
+import pickle
 
 import pytest
 
 from echelon.client.manage.run_jobs import host_jobs, host_sweep_jobs
 from echelon.client.manage.sweeps import NEVER_STARTED
 from echelon.client.python.hosted_run import HostedRun
+from echelon.client.python.run_view import Run
 from echelon.client.remote import remote_calls as hosts
 from echelon.clusters.ssh.site import Site
 from echelon.core.jobs import Job
@@ -67,3 +69,12 @@ def test_a_task_that_was_never_started_needs_no_question():
     never = Job(id="", state="CANCELLED", reason=NEVER_STARTED)
     verdict = HostedRun(SITE, "lr-abcd-1").verdict(never)
     assert (verdict.failure.cause, verdict.failure.message) == ("cancelled", NEVER_STARTED)
+
+
+def test_a_run_can_be_sent_to_another_process(answer):
+    run = Run.of(HostedRun(SITE, "train-abcd"))
+    answer(STATUS)
+    assert run.state == "COMPLETED"
+    again = pickle.loads(pickle.dumps(run))
+    answer(STATUS)
+    assert (again, again.wait(0)) == (run, "COMPLETED")
