@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -86,6 +87,7 @@ def test_a_script_has_no_result_but_fails_as_loudly(job, tmp_path):
     (tmp_path / "train.py").write_text("import sys; print(sys.argv); sys.exit(int(sys.argv[1]))")
     run = job.submit("train.py", 0)
     assert run.result(timeout=120) is None
+    assert pickle.loads(pickle.dumps(run)).state == "COMPLETED"
     assert list(run.logs()) == [f"0: ['{run.path}/code/train.py', '0']"]
     with pytest.raises(echelon.RunFailedError, match="is FAILED"):
         job.submit("train.py", 3).result(timeout=120)

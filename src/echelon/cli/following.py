@@ -12,13 +12,14 @@ from datetime import datetime
 from pathlib import Path
 
 from echelon.cli import console
-from echelon.client.manage.waiting import carry_to_the_end, wait_for_run
+from echelon.client.manage.waiting import keeping_run, wait_for_own_run, wait_for_run
 from echelon.clusters.base import Cluster
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.records import MOST_RANKS
 from echelon.core.terminal_escape import in_one_line, is_redrawn, settled
 from echelon.core.units import parse_duration
+from echelon.core.waiting import CLOCK, Clock
 from echelon.errors import NotFoundError, UsageError
 from echelon.run.attempts import attempts, find_output
 from echelon.run.directory import RunDir
@@ -46,7 +47,8 @@ def follow_run(
     choice: "Choice | None" = None,
     resubmit: bool = False,
     raw: bool = False,
-    place: "Place | None" = None,
+    position: "Position | None" = None,
+    clock: Clock = CLOCK,
 ) -> Job:
     """Wait until a run ends, over all its jobs.
 
@@ -57,18 +59,20 @@ def follow_run(
         choice: print only these lines.
         resubmit: submit the next attempt when the run's own jobs cannot.
         raw: print control characters unchanged.
-        place: where to begin, and who is told how far the output was printed.
+        position: where to begin, and what to call with how far the output was printed.
+        clock: the clock.
 
     Returns:
         its last job.
     """
-    screen = _Screen(run, choice, raw=raw, place=place) if show else None
-    return wait_for_run(run, cluster, screen, resubmit=resubmit)
+    screen = _Screen(run, choice, raw=raw, position=position) if show else None
+    with keeping_run(run.run_id):
+        return wait_for_run(run, cluster, screen, resubmit=resubmit, clock=clock)
 
 
-def follow_to_the_end(run: RunDir, cluster: Cluster) -> Job:
+def follow_to_the_end(run: RunDir, cluster: Cluster, clock: Clock = CLOCK) -> Job:
     """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    return carry_to_the_end(run, cluster, _Screen(run))
+    return wait_for_own_run(run, cluster, _Screen(run), clock)
 
 
 def print_logs(run: RunDir, choice: "Choice", *, raw: bool = False) -> bool:
@@ -151,8 +155,8 @@ def _check_ranks(run: RunDir, highest: int) -> None:
 
 
 @frozen
-class Place:
-    """How far a run's output was printed, for a reader whose connection may break."""
+class Position:
+    """How far a run's output was printed; a reader whose connection broke continues there."""
 
     tell: Callable[[Mapping[str, Mapping[str, int]]], None]
     """Called whenever everything up to a position was printed."""
@@ -169,9 +173,9 @@ class _Screen:
         choice: Choice | None = None,
         *,
         raw: bool = False,
-        place: Place | None = None,
+        position: Position | None = None,
     ) -> None:
-        begin, choice = place.begin if place else None, choice or Choice()
+        begin, choice = position.begin if position else None, choice or Choice()
         self._run, self._ranks, self._raw = run, choice.ranks, raw
         self._last = choice.tail if begin is None else None
         self._since_s = choice.since_s if begin is None else 0.0
@@ -184,7 +188,7 @@ class _Screen:
             self._logs.skip(self._last)
         self._folded = FoldedTracebacks()
         self._bar = _Bar(run, self._logs)
-        self._place = place
+        self._position = position
 
     def show(self, *, over: bool) -> bool:
         """Print what is new; return whether there was anything."""
@@ -198,9 +202,9 @@ class _Screen:
         self._last = None  # what comes from now on is printed in full
         if not over:
             self._bar.draw()
-        if self._place:
+        if self._position:
             jobs = {str(path): tail.offset for path, tail in self._jobs.items()}
-            self._place.tell({"ranks": self._logs.position(), "jobs": jobs})
+            self._position.tell({"ranks": self._logs.position(), "jobs": jobs})
         return any(found)
 
     def _show_jobs(self, *, over: bool) -> bool:

@@ -155,7 +155,7 @@ class Framed(io.TextIOBase):
 
 
 def _follow(wanted: dict[str, Any], frames: Frames) -> int:
-    from echelon.cli.following import Choice, Place, follow_run  # noqa: PLC0415
+    from echelon.cli.following import Choice, Position, follow_run  # noqa: PLC0415
     from echelon.client.manage.clusters import cluster_of  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
@@ -179,7 +179,7 @@ def _follow(wanted: dict[str, Any], frames: Frames) -> int:
             choice=Choice.of(run, rank=wanted["rank"], tail=wanted["tail"], since=wanted["since"]),
             resubmit=wanted["resubmit"],
             raw=wanted["raw"],
-            place=Place(tell=tell, begin=wanted["begin"]),
+            position=Position(tell=tell, begin=wanted["begin"]),
         )
     )
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from echelon.client.submit.pipeline import Request
     from echelon.clusters.ssh.site import Site
 
-_POLL_S = 5.0
-"""Seconds between two questions about a sweep that is waited for."""
 _ANSWER_S = 30.0
 """Seconds that `ps` waits for the answers of hosts."""
 _LOGIN_S = 120.0
@@ -164,15 +162,14 @@ def follow(
     resubmit: bool = False,
 ) -> int:
     """Wait for a run's end, and return its exit code; see `follow_run`."""
+    from echelon.client.manage.waiting import keeping_run  # noqa: PLC0415
+
     wanted = {"run": name, "show": show, "rank": list(rank), "raw": raw, "tail": tail}
-    try:
+    with keeping_run(name, site.option):
         for kind, value in follow_there(site, {**wanted, "since": since, "resubmit": resubmit}):
             if kind == "end":
                 return int(value)
             _print(kind, value)
-    except KeyboardInterrupt:
-        console.note(f"{name} keeps running; stop it with: echelon stop {site.option} {name}")
-        raise
     return 0
 
 
@@ -277,26 +274,12 @@ def resume_sweep_there(there: There) -> int:
     return _wait_for_sweep(there.site, there.run) if code == 0 and there.values["wait"] else code
 
 
-_SWEEP = ("runs", "going", "states")
-
-
 def _wait_for_sweep(site: "Site", sweep: str) -> int:
     """Wait for all tasks of a sweep; return 1 if one is not complete."""
-    from echelon.core.slurm import forgotten  # noqa: PLC0415
+    from echelon.cli.tasks import wait_for_tasks  # noqa: PLC0415
+    from echelon.client.manage.run_jobs import host_sweep_jobs  # noqa: PLC0415
 
-    while True:
-        found = keep_trying(lambda: ask(site, ["sweep", "status", "--json", "--", sweep], _SWEEP))
-        away = [
-            one
-            for one in found["runs"].values()
-            if one["state"] == "UNKNOWN" and one["reason"] != forgotten("").reason
-        ]
-        if not found["going"] and not away:
-            states = found["states"]
-            told = ", ".join(f"{number} {state}" for state, number in states.items())
-            console.note(f"{sweep}: {told}")
-            return 0 if list(states) == ["COMPLETED"] else 1
-        time.sleep(_POLL_S)
+    return wait_for_tasks(host_sweep_jobs(site, sweep), sweep)
 
 
 def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:

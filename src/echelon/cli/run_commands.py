@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.client.manage.clusters import Places, cluster_of
-from echelon.core.jobs import RUNNING, Job, parse_states, short_id
+from echelon.core.jobs import RUNNING, parse_states, short_id
 from echelon.core.units import render_age, render_time
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, find_durations, is_of_use
@@ -136,7 +136,7 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     for sweep in found:
         asked = summarise(sweep.files)
         try:
-            states = count_states(read_tasks(sweep, slurm))
+            states = count_states(task.state for task in read_tasks(sweep, slurm))
         except UnavailableError as error:  # other runs are listed all the same
             states = "UNKNOWN"
             console.note(f"{sweep.sweep_id}: the state is unknown: {error.message}")
@@ -238,28 +238,32 @@ def logs(
 
 def stop(*, run: str, runs_dir: Path, address: str = "") -> int:
     """Ask a run to stop."""
-    from echelon.client.manage.waiting import stop_all  # noqa: PLC0415
-
-    if _cancel_waiting(runs_dir, run):
-        return 0
-    found, cluster = find_with_job(runs_dir, run, address)
-    if _current(found, cluster):
-        stop_all(found, cluster)
+    if found := _end(runs_dir, run, address, now=False):
         console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
     return 0
 
 
 def cancel(*, run: str, runs_dir: Path, address: str = "") -> int:
     """End a run."""
-    from echelon.client.manage.waiting import cancel_all  # noqa: PLC0415
-
-    if _cancel_waiting(runs_dir, run):
-        return 0
-    found, cluster = find_with_job(runs_dir, run, address)
-    if _current(found, cluster):
-        cancel_all(found, cluster)
+    if found := _end(runs_dir, run, address, now=True):
         console.note(f"cancelled {found.run_id}")
     return 0
+
+
+def _end(runs_dir: Path, name: str, address: str, *, now: bool) -> RunDir | None:
+    """End a run, and return it; None, with a message, if it did not run."""
+    from echelon.client.manage.run_status import current_job  # noqa: PLC0415
+    from echelon.client.manage.waiting import cancel_all, stop_all  # noqa: PLC0415
+
+    if _cancel_waiting(runs_dir, name):
+        return None
+    run, cluster = find_with_job(runs_dir, name, address)
+    job = current_job(run, cluster)
+    if job.over and job.state not in FORGOTTEN:
+        console.note(f"{run.run_id} has already ended: {job.state}")
+        return None
+    (cancel_all if now else stop_all)(run, cluster)
+    return run
 
 
 def _cancel_waiting(runs_dir: Path, name: str) -> bool:
@@ -300,17 +304,6 @@ def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Clu
             f"the run '{found.run_id}' has no job", hint="check the queue: squeue --me"
         )
     return found, cluster_of(found, address=address)
-
-
-def _current(run: RunDir, cluster: "Cluster") -> Job | None:
-    """Return the job to end; None, with a message, if the run has already ended."""
-    from echelon.client.manage.run_status import current_job  # noqa: PLC0415
-
-    job = current_job(run, cluster)
-    if job.over and job.state not in FORGOTTEN:
-        console.note(f"{run.run_id} has already ended: {job.state}")
-        return None
-    return job
 
 
 def why(*, run: str, runs_dir: Path, as_json: bool) -> int:

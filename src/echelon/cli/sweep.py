@@ -328,13 +328,14 @@ def resume(
 
     Example: echelon sweep resume last
     """
-    from echelon.client.manage.sweep_runner import is_carried  # noqa: PLC0415
+    from echelon.client.manage.run_jobs import sweep_jobs  # noqa: PLC0415
+    from echelon.client.manage.sweep_runner import has_runner  # noqa: PLC0415
     from echelon.client.manage.sweeps import check_home, place_of, read_tasks  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     found = find_sweep(runs_dir, sweep)
     check_home(found)
-    if is_carried(found):
+    if has_runner(found):
         raise ConflictError(
             f"another process still starts tasks of the sweep '{found.sweep_id}'",
             hint=f"wait for it, or stop it: echelon sweep stop {found.sweep_id}",
@@ -352,5 +353,5 @@ def resume(
             )
         code = start_tasks(found, cluster, left, as_json=as_json)
     if wait and isinstance(cluster, SlurmCluster):
-        code = wait_for_tasks(found, cluster)
+        code = wait_for_tasks(sweep_jobs(found, cluster), found.sweep_id)
     raise typer.Exit(code)

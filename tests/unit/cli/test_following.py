@@ -22,11 +22,12 @@ from echelon.run.events import GenerationStarted
 from echelon.run.rank_logs import Line, LogClock
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
+from fake_clock import FakeClock
 from prepared import prepare_run
 
 
 class _Cluster:
-    """Says what it is told to say, one job for each time it is asked; the last one for ever."""
+    """Answers queries with the given jobs, one after the other; with the last one from then on."""
 
     def __init__(self, *jobs):
         self._jobs, self.asked, self.cancelled = list(jobs), 0, []
@@ -45,15 +46,6 @@ class _Cluster:
         self.cancelled.append(job_id)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Make time go on only where somebody sleeps."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
-    return now
-
-
 def _start(cluster, tmp_path):
     run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     queue_attempt(run, cluster, {}, b"")
@@ -61,29 +53,31 @@ def _start(cluster, tmp_path):
     return run
 
 
-def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_path, clock):
+def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_path):
+    clock = FakeClock()
+
     class _Later(_Cluster):
         def job(self, *_, **__):
             super().job()
-            return Job(id="7", state="PENDING" if clock[0] < 120 else "COMPLETED")
+            return Job(id="7", state="PENDING" if clock.now_s() < 120 else "COMPLETED")
 
     cluster = _Later(Job(id="7", state="PENDING"))
     run = _start(cluster, tmp_path)
     run.outcome(1).write_text("{}")  # from before it was queued again
-    assert following.follow_run(run, cluster, show=False).state == "COMPLETED"
+    assert following.follow_run(run, cluster, show=False, clock=clock).state == "COMPLETED"
     assert cluster.asked < 120 + 5 / waiting.LOOK_S + 5
 
 
-def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
+def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path):
     cluster = _Cluster(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
-    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run.path, ignore_errors=True))
+    clock = FakeClock(on_sleep=lambda _: shutil.rmtree(run.path, ignore_errors=True))
     with pytest.raises(NotFoundError, match="directory was deleted"):
-        following.follow_to_the_end(run, cluster)
+        following.follow_to_the_end(run, cluster, clock)
     assert cluster.cancelled == ["7"]
 
 
-def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
+def test_waiting_without_output_prints_why_a_run_failed(tmp_path, capsys):
     cluster = _Cluster(Job(id="7", state="FAILED", exit_code=3))
     run = _start(cluster, tmp_path)
     verdict = judge([Failure(cause="exception", message="ValueError: boom", rank=1, node="n")])
@@ -92,7 +86,6 @@ def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
     assert "rank 1 on n: ValueError: boom\n  cause: exception" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -100,7 +93,7 @@ def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
         UnavailableError("slurmctld did not respond for 60 s", hint=""),
     ],
 )
-def test_what_is_away_for_a_while_cancels_no_run(tmp_path, capsys, trouble):
+def test_an_outage_of_storage_or_cluster_cancels_no_run(tmp_path, capsys, trouble):
     class _Away(_Cluster):
         def job(self, *_, **__):
             super().job()
@@ -110,29 +103,55 @@ def test_what_is_away_for_a_while_cancels_no_run(tmp_path, capsys, trouble):
 
     cluster = _Away(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster).state == "COMPLETED"
+    assert following.follow_to_the_end(run, cluster, FakeClock()).state == "COMPLETED"
     assert cluster.cancelled == []
     assert capsys.readouterr().err.count("waiting for the run's storage") == 1
 
 
-def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, monkeypatch):
-    ended = Job(id="7", state="FAILED", exit_code=143)
-    answers = iter([KeyboardInterrupt, ended])
+class _Interrupted(_Cluster):
+    """Ctrl-C is pressed at some of the queries, counted from 1."""
 
-    def follow(*_):
-        answer = next(answers)
-        if answer is KeyboardInterrupt:
+    def __init__(self, *jobs, at):
+        super().__init__(*jobs)
+        self._at, self.stopped = at, []
+
+    def job(self, *_, **__):
+        job = super().job()
+        if self.asked in self._at:
             raise KeyboardInterrupt
-        return answer
+        return job
 
-    cluster = _Cluster(Job(id="7", state="RUNNING"))
-    cluster.stop = lambda *_, **__: None
+    def stop(self, job_id, **_):
+        self.stopped.append(job_id)
+
+
+def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, capsys):
+    running, ended = Job(id="7", state="RUNNING"), Job(id="7", state="FAILED", exit_code=143)
+    cluster = _Interrupted(running, running, running, ended, at=[2])
     run = _start(cluster, tmp_path)
-    monkeypatch.setattr(waiting, "_follow", follow)
-    assert following.follow_to_the_end(run, cluster).exit_code == 130
+    assert following.follow_to_the_end(run, cluster, FakeClock()).exit_code == 130
+    assert (cluster.stopped, cluster.cancelled) == (["7"], [])
+    assert "press Ctrl-C again to stop immediately" in capsys.readouterr().err
 
 
-def test_what_waits_is_stopped_before_what_runs(tmp_path):
+def test_a_second_ctrl_c_cancels_the_run(tmp_path):
+    running, ended = Job(id="7", state="RUNNING"), Job(id="7", state="CANCELLED")
+    cluster = _Interrupted(*[running] * 5, ended, at=[2, 4])  # the third query is that of `stop`
+    run = _start(cluster, tmp_path)
+    assert following.follow_to_the_end(run, cluster, FakeClock()).exit_code == 130
+    assert (cluster.stopped, cluster.cancelled) == (["7"], ["7"])
+
+
+def test_ctrl_c_leaves_a_run_that_was_submitted(tmp_path, capsys):
+    cluster = _Interrupted(Job(id="7", state="RUNNING"), at=[2])
+    run = _start(cluster, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        following.follow_run(run, cluster, show=False, clock=FakeClock())
+    assert (cluster.stopped, cluster.cancelled) == ([], [])
+    assert f"{run.run_id} keeps running" in capsys.readouterr().err
+
+
+def test_a_waiting_standby_is_stopped_before_the_running_job(tmp_path):
     stopped = []
 
     class _Two(_Cluster):
@@ -153,11 +172,13 @@ def test_what_waits_is_stopped_before_what_runs(tmp_path):
     ("failed", "lines"),
     [
         (True, ["0: closed by peer", "1: ValueError", "train failed"]),
-        # Of one that goes on, or is done, the ranks' newest lines are what one looks for.
+        # If the run goes on or is complete, the newest lines of ranks come last.
         (False, ["train failed", "0: closed by peer", "1: ValueError"]),
     ],
 )
-def test_why_a_run_failed_stands_below_what_its_ranks_say(tmp_path, monkeypatch, failed, lines):
+def test_the_cause_of_a_failure_is_printed_after_the_output_of_ranks(
+    tmp_path, monkeypatch, failed, lines
+):
     run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     output = run.logs / "job-1.out"
     output.write_text("train failed\n")
@@ -268,7 +289,7 @@ def test_output_of_a_job_that_is_older_is_not_shown(printed, capsys):
     assert capsys.readouterr().err == "of the job\n"
 
 
-def test_nothing_recent_is_said_as_such(printed, capsys):
+def test_logs_without_recent_lines_are_an_error(printed, capsys):
     assert main.run(["logs", "--rank=1", "--since=2h"]) == 66
     assert "rank 1 of the run" in (told := capsys.readouterr().err)
     assert "has not printed anything since 2h" in told

@@ -2,11 +2,16 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from echelon.client.manage.run_status import current_job
-from echelon.client.manage.waiting import cancel_all, stop_all, submit_next
+from echelon.client.manage.waiting import (
+    RunWatch,
+    cancel_all,
+    stop_all,
+    submit_next,
+    wait_or_end,
+)
 from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
 from echelon.clusters.base import Cluster
@@ -14,6 +19,7 @@ from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import write_atomic
 from echelon.core.notes import note
 from echelon.core.proc import start_time
+from echelon.core.waiting import CLOCK, Clock, wait_for
 from echelon.errors import UnavailableError
 from echelon.run.directory import RunDir
 from echelon.run.sweep import SweepDir, make_run, read_table
@@ -22,17 +28,17 @@ _LOOK_S = 0.2
 """Seconds between two checks of tasks."""
 
 
-def record_carrier(sweep: SweepDir, pid: int, place: str) -> None:
+def record_runner(sweep: SweepDir, pid: int, place: str) -> None:
     """Record the process that starts tasks on this machine or on Ray."""
     write_atomic(
         sweep.carrier, f"{os.uname().nodename} {pid} {start_time(pid) or 'gone'} {place}\n"
     )
 
 
-def is_carried(sweep: SweepDir) -> bool:
+def has_runner(sweep: SweepDir) -> bool:
     """Tell whether a process will start the tasks that were not started yet.
 
-    It is not known of another host.
+    A process on another host is assumed to be alive.
     """
     with contextlib.suppress(OSError, ValueError):
         host, pid, start, _ = sweep.carrier.read_text().split()
@@ -41,71 +47,76 @@ def is_carried(sweep: SweepDir) -> bool:
     return False
 
 
-def carry_out(
+def run(
     sweep: SweepDir,
     cluster: Cluster,
     environ: Mapping[str, str],
     indices: Sequence[int],
     *,
     at_once: int,
+    clock: Clock = CLOCK,
 ) -> list[int]:
     """Run tasks on this machine or on Ray, some at a time, and return those that failed.
 
     Ctrl-C asks the running tasks to stop; a second one ends them.
     """
-    here = isinstance(cluster, LocalCluster)
-    record_carrier(sweep, os.getpid(), "local" if here else "ray")
-    waiting, failed = list(indices), []
-    running: dict[int, RunDir] = {}
-    interrupted = False
-    try:
-        while running or waiting:
-            try:
-                if sweep.stopped.exists():
-                    failed += waiting  # for good: whoever resumes the sweep removes that file
-                    waiting.clear()
-                while waiting and len(running) < at_once:
-                    if sweep.cancelled(waiting[0]).exists():
-                        failed.append(waiting[0])
-                    else:
-                        running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
-                    del waiting[0]
-                failed += _drop_ended(sweep, running, cluster)
-                time.sleep(_LOOK_S)
-            except KeyboardInterrupt:
-                note("stopping" + ("" if interrupted else "; press Ctrl-C again to end at once"))
-                sweep.stopped.touch(mode=0o600)
-                for run in running.values():
-                    (cancel_all if interrupted else stop_all)(run, cluster)
-                interrupted = True
-    except BaseException:
-        for run in running.values():
-            cancel_all(run, cluster)
-        raise
-    return failed
+    record_runner(sweep, os.getpid(), "local" if isinstance(cluster, LocalCluster) else "ray")
+    tasks = _Tasks(sweep, cluster, environ, list(indices), at_once, clock)
+    wait_or_end(lambda _: wait_for(tasks.look, every_s=_LOOK_S, clock=clock), tasks.end)
+    return tasks.failed
 
 
-def _drop_ended(sweep: SweepDir, running: dict[int, RunDir], cluster: Cluster) -> list[int]:
-    """Remove tasks that have ended, and return those of them that are not complete."""
-    failed = []
-    for index, run in list(running.items()):
-        stopped = sweep.stopped.exists() or sweep.cancelled(index).exists()
-        try:
-            job = current_job(run, cluster)
-            continues = job.over and not stopped and submit_next(run, cluster)
-        except UnavailableError:  # the task may be fine
-            continue
-        if job.over and not continues:
-            del running[index]
+@dataclass
+class _Tasks:
+    """Tasks that wait, run or have failed."""
+
+    sweep: SweepDir
+    cluster: Cluster
+    environ: Mapping[str, str]
+    waiting: list[int]
+    at_once: int
+    clock: Clock
+    running: dict[int, RunWatch] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+
+    def look(self) -> bool | None:
+        """Start tasks, and drop those that have ended; return True once none is left."""
+        if self.sweep.stopped.exists():
+            self.failed += self.waiting  # for good: `sweep resume` removes that file
+            self.waiting.clear()
+        while self.waiting and len(self.running) < self.at_once:
+            index = self.waiting[0]
+            if self.sweep.cancelled(index).exists():
+                self.failed.append(index)
+            else:
+                started = start_task(self.sweep, index, self.cluster, self.environ)
+                self.running[index] = RunWatch(started, self.cluster, clock=self.clock)
+            del self.waiting[0]
+        for index, watch in list(self.running.items()):
+            self._drop_ended(index, watch)
+        return None if self.running or self.waiting else True
+
+    def _drop_ended(self, index: int, watch: RunWatch) -> None:
+        stopped = self.sweep.stopped.exists() or self.sweep.cancelled(index).exists()
+        with contextlib.suppress(UnavailableError):  # the task may be fine
+            job, run = watch.look(), self.sweep.run(index)
+            if job is None or (not stopped and submit_next(run, self.cluster)):
+                return
+            del self.running[index]
             note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
-            failed += [index] if job.state != "COMPLETED" else []
-    return failed
+            self.failed += [index] if job.state != "COMPLETED" else []
+
+    def end(self, now: bool) -> None:
+        """Start no more tasks, and end those that run: immediately, or with time to save."""
+        self.sweep.stopped.touch(mode=0o600)
+        for index in self.running:
+            (cancel_all if now else stop_all)(self.sweep.run(index), self.cluster)
 
 
 def start_task(sweep: SweepDir, index: int, cluster: Cluster, environ: Mapping[str, str]) -> RunDir:
     """Create the run of a task, unless it exists, and submit its next attempt."""
-    run, _ = make_run(sweep, index)
-    queue_attempt(run, cluster, environ, read_script(run, os.environ))
+    found, _ = make_run(sweep, index)
+    queue_attempt(found, cluster, environ, read_script(found, os.environ))
     values = read_table(sweep).parameters(index)
-    note(f"{run.run_id}: started with {' '.join(f'{k}={v}' for k, v in values.items())}")
-    return run
+    note(f"{found.run_id}: started with {' '.join(f'{k}={v}' for k, v in values.items())}")
+    return found

@@ -17,7 +17,7 @@ from echelon.core.frozen import frozen
 from echelon.core.jobs import WAITING, Job, is_job_id
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError
-from echelon.run.attempts import Attempt, attempts, outcome
+from echelon.run.attempts import attempts, outcome
 from echelon.run.directory import RunDir
 from echelon.run.sweep import (
     SweepDir,
@@ -72,20 +72,17 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
     Raises:
         UnavailableError: the cluster does not respond.
     """
-    table, open_tasks = read_table(sweep), {}
+    table, places = read_table(sweep), Places()
     latest = {task: one.job_of(task) for one in sweep.arrays() for task in one.tasks}
-    for index in table.tasks:
-        open_tasks[index] = _Open(sweep.run(index), latest.get(index, ""))
-    places = Places()
-    jobs, away = _ask(sweep, [one for one in open_tasks.values() if not one.is_complete], slurm)
-    if away is not None and strict:
-        raise away
-    reason = away.message if away else ""
+    files = {index: _TaskFiles(sweep.run(index), latest.get(index, "")) for index in table.tasks}
+    answers = _Answers(sweep, [one for one in files.values() if not one.is_complete], slurm)
+    if answers.error is not None and strict:
+        raise answers.error
     found = []
-    for index, one in open_tasks.items():
-        job = one.find_job(jobs, places, reason)
+    for index, one in files.items():
+        job = one.find_job(answers, places)
         # Slurm keeps no record of a waiting task that was cancelled.
-        gone = job.state in ("UNKNOWN", "UNSUBMITTED") and not one.last and not reason
+        gone = job.state in ("UNKNOWN", "UNSUBMITTED") and not one.last and not answers.error
         if gone and sweep.cancelled(index).exists():
             job = replace(job, state="CANCELLED", reason=NEVER_STARTED)
         failed = job.over and job.state not in ("COMPLETED", "UNSUBMITTED", "UNKNOWN")
@@ -97,83 +94,70 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
     return found
 
 
-class _Open:
-    """A task whose state is looked for."""
-
-    def __init__(self, run: RunDir, queued: str) -> None:
-        """See the class.
-
-        Args:
-            run: its run.
-            queued: its job in the newest array; empty if there is none.
-        """
-        self.run, self._queued = run, queued
-        self._attempts = attempts(run)
-        self._ended = outcome(run, self._attempts[-1].number) if self._attempts else None
-        self.is_complete = self._ended is not None and self._ended.state == "COMPLETED"
-
-    @property
-    def last(self) -> Attempt | None:
-        return self._attempts[-1] if self._attempts else None
-
-    @property
-    def wanted(self) -> str:
-        """The job to ask Slurm for; empty if another cluster has it."""
-        if self._queued and all(one.job_id != self._queued for one in self._attempts):
-            return self._queued  # it has not started yet, or never did
-        if self.last and is_job_id(self.last.job_id) and ":" not in self.last.job_id:
-            return self.last.job_id
-        return ""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the files tell how the wanted job ended."""
-        same = self.last is not None and self.last.job_id == self.wanted
-        return same and self._ended is not None and not self._ended.next
-
-    def find_job(self, jobs: Mapping[str, Job], places: Places, away: str) -> Job:
-        if self.is_complete and self.last:
-            return Job(id=self.last.job_id, state="COMPLETED")
-        if not self.wanted:
-            return places.job(self.run) if self.run.path.is_dir() else _UNSUBMITTED
-        if self.last and (self.last.job_id == self.wanted or self.wanted not in jobs):
-            return current_job(self.run, _Answers(jobs, away))
-        return _Answers(jobs, away).job(self.wanted, run_id=self.run.run_id)
-
-
 NEVER_STARTED = "it was never started"
 _UNSUBMITTED = Job(id="", state="UNSUBMITTED", reason="never submitted")
 
 
-class _Answers:
-    """What Slurm has answered, as a cluster."""
+class _TaskFiles:
+    """What the files of a task say about its job, and which job to ask Slurm for."""
 
-    def __init__(self, jobs: Mapping[str, Job], away: str) -> None:
-        self._jobs, self._away = jobs, away
+    def __init__(self, run: RunDir, queued: str) -> None:
+        """Read the files.
+
+        Args:
+            run: the task's run.
+            queued: its job in the newest array; empty if there is none.
+        """
+        self.run, known = run, attempts(run)
+        self.last = last = known[-1] if known else None
+        ended = outcome(run, last.number) if last else None
+        self.is_complete = ended is not None and ended.state == "COMPLETED"
+        self.wanted = ""
+        """The job to ask Slurm for; empty if another cluster has it."""
+        if queued and all(one.job_id != queued for one in known):
+            self.wanted = queued  # it has not started yet, or never did
+        elif last and is_job_id(last.job_id) and ":" not in last.job_id:
+            self.wanted = last.job_id
+        same = last is not None and last.job_id == self.wanted
+        self.is_final = same and ended is not None and not ended.next
+        """Whether the files say how the wanted job ended."""
+
+    def find_job(self, answers: "_Answers", places: Places) -> Job:
+        """Return the task's job."""
+        if self.is_complete and self.last:
+            return Job(id=self.last.job_id, state="COMPLETED")
+        if not self.wanted:
+            return places.job(self.run) if self.run.path.is_dir() else _UNSUBMITTED
+        if self.last and (self.last.job_id == self.wanted or self.wanted not in answers.jobs):
+            return current_job(self.run, answers)
+        return answers.job(self.wanted, run_id=self.run.run_id)
+
+
+class _Answers:
+    """What Slurm has answered about all tasks of a sweep, as a cluster."""
+
+    def __init__(self, sweep: SweepDir, tasks: Sequence[_TaskFiles], slurm: Slurm) -> None:
+        owners: dict[str, str] = {}
+        arrays = {array.job_id for array in sweep.arrays()}
+        for task in tasks:
+            array = task.wanted.partition("_")[0]
+            if array in arrays:
+                owners[array] = mark_tasks(sweep.sweep_id)
+            elif task.wanted:  # it was resumed by itself
+                owners[task.wanted] = task.run.run_id
+        needed = [task.wanted for task in tasks if task.wanted and not task.is_final]
+        self.jobs: Mapping[str, Job] = {}
+        self.error: UnavailableError | None = None
+        try:
+            self.jobs = slurm.jobs(owners, needed)
+        except UnavailableError as error:
+            self.error = error
 
     def job(self, job_id: str, *, run_id: str) -> Job:  # noqa: ARG002  checked when it was asked
-        if self._away:
-            return Job(id=job_id, state="UNKNOWN", reason=self._away)
-        return self._jobs.get(job_id) or forgotten(job_id)
-
-
-def _ask(
-    sweep: SweepDir, tasks: Sequence[_Open], slurm: Slurm
-) -> tuple[dict[str, Job], UnavailableError | None]:
-    """Ask Slurm for the jobs of all tasks; return them, or why there is no answer."""
-    owners: dict[str, str] = {}
-    arrays = {array.job_id for array in sweep.arrays()}
-    for task in tasks:
-        array = task.wanted.partition("_")[0]
-        if array in arrays:
-            owners[array] = mark_tasks(sweep.sweep_id)
-        elif task.wanted:  # it was resumed by itself
-            owners[task.wanted] = task.run.run_id
-    needed = [task.wanted for task in tasks if task.wanted and not task.is_final]
-    try:
-        return slurm.jobs(owners, needed), None
-    except UnavailableError as error:
-        return {}, error
+        """Return a job; UNKNOWN if Slurm did not respond."""
+        if self.error:
+            return Job(id=job_id, state="UNKNOWN", reason=self.error.message)
+        return self.jobs.get(job_id) or forgotten(job_id)
 
 
 # --- stop and resume -------------------------------------------------------------------------
@@ -181,7 +165,7 @@ def _ask(
 
 def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
     """End the waiting tasks of a sweep, and ask those that run to stop; return their number."""
-    sweep.stopped.touch(mode=0o600)  # whoever starts tasks on this machine or on Ray stops too
+    sweep.stopped.touch(mode=0o600)  # for the process that starts tasks here or on Ray
     going = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
     known = {array.job_id for array in sweep.arrays()}
     if arrays := sorted({task.job.id.partition("_")[0] for task in going} & known, key=int):

@@ -1,29 +1,28 @@
 """Wait for the end of a run, over all its jobs; stop and cancel them."""
 
-import math
 import os
 import signal
-import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from echelon.client.manage.run_status import current_job, find_verdict
 from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
 from echelon.clusters.base import Cluster
-from echelon.core.jobs import Job, describe_job, is_job_id
+from echelon.core.jobs import LOCAL, Job, describe_job, is_job_id
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
-from echelon.core.waiting import wait_until
-from echelon.errors import EchelonError, NotFoundError, TimedOutError, UnavailableError
+from echelon.core.waiting import CLOCK, Clock, patient, wait_for, wait_until
+from echelon.errors import EchelonError, NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, claiming_next, outcome
 from echelon.run.background_writer import AWAY
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
 from echelon.run.verdict import render
 
+R = TypeVar("R")
 LOOK_S = 0.05
 """Seconds between two checks of the run's files."""
 _ASK_S = 1.0
@@ -34,6 +33,29 @@ _EAGER_S = 5.0
 """Seconds after a controller wrote its outcome in which every check also queries the cluster."""
 
 
+# --- what is looked at -----------------------------------------------------------------------
+
+
+class Outage:
+    """Waits while storage or a cluster does not respond: the runs may be fine."""
+
+    def __init__(self) -> None:
+        self._noted = False
+
+    def succeed(self) -> None:
+        """Do nothing: an outage is noted once."""
+
+    def pause_s(self, error: EchelonError | OSError) -> float:
+        """Return how long to wait before the next query; raise an error of another kind."""
+        passes = isinstance(error, UnavailableError)
+        if not passes and not (isinstance(error, OSError) and error.errno in AWAY):
+            raise error
+        if not self._noted:
+            note(f"waiting for the run's storage or cluster: {error}")
+        self._noted = True
+        return _ASK_S
+
+
 class Screen(Protocol):
     """Shows the output of a run."""
 
@@ -41,41 +63,36 @@ class Screen(Protocol):
         """Print what is new; return whether there was anything."""
 
 
-def wait_for_run(
-    run: RunDir,
-    cluster: Cluster,
-    screen: Screen | None = None,
-    *,
-    resubmit: bool = False,
-    silent: bool = False,
-    until_s: float = math.inf,
-) -> Job:
-    """Wait until a run ends, over all its jobs, and return the last one.
+class RunWatch:
+    """Looks for the end of a run's job: often at its files, less often at its cluster."""
 
-    Args:
-        run: the run.
-        cluster: where it runs.
-        screen: shows its output meanwhile.
-        resubmit: submit the next attempt when the run's own jobs cannot.
-        silent: do not print how it ended.
-        until_s: when to give up, on the monotonic clock.
+    def __init__(
+        self, run: RunDir, cluster: Cluster, screen: Screen | None = None, clock: Clock = CLOCK
+    ) -> None:
+        self._run, self.cluster, self._screen, self._clock = run, cluster, screen, clock
+        self._job: Job | None = None
+        self._asked_s = self._ended_s = clock.now_s() - max(_ASK_S, _EAGER_S)
+        self._ended = 0
 
-    Raises:
-        TimedOutError: it has not ended by then.
-    """
-    try:
-        while True:
-            job = _follow(run, cluster, screen, until_s)
-            if not silent:
-                _tell_end(run, job, shown=screen is not None)
-            if not resubmit:
-                return job
-            if not submit_next(run, cluster):
-                _send_owed(run)
-                return job
-    except KeyboardInterrupt:
-        note(f"{run.run_id} keeps running; stop it with: echelon stop {run.run_id}")
-        raise
+    def look(self) -> Job | None:
+        """Return the current job once it has ended."""
+        job = self._find()
+        if not job.over:
+            return None
+        self._job = None  # another one may follow
+        return job
+
+    def _find(self) -> Job:
+        now_s = self._clock.now_s()
+        count = sum(self._run.outcome(one.number).exists() for one in attempts(self._run))
+        if count > self._ended:
+            self._ended, self._ended_s = count, now_s
+        due = now_s - self._asked_s >= _ASK_S or now_s - self._ended_s < _EAGER_S
+        if due or self._job is None or self._job.id.startswith(LOCAL):  # which costs nothing
+            self._job, self._asked_s = current_job(self._run, self.cluster), now_s
+        if self._screen:
+            self._screen.show(over=self._job.over)
+        return self._job
 
 
 def submit_next(run: RunDir, cluster: Cluster) -> bool:
@@ -95,7 +112,7 @@ def submit_next(run: RunDir, cluster: Cluster) -> bool:
     return True
 
 
-def _send_owed(run: RunDir) -> None:
+def send_owed(run: RunDir) -> None:
     """Send the notification of the run's end if the controller was killed before it could.
 
     Only commands that start the run's jobs do this; commands that read a run execute nothing of it.
@@ -113,60 +130,103 @@ def _send_owed(run: RunDir) -> None:
             note(f"{run.run_id}: --notify: {wrong}")
 
 
-def _follow(
+# --- waiting ---------------------------------------------------------------------------------
+
+
+def wait_for_run(
     run: RunDir,
     cluster: Cluster,
-    screen: Screen | None,
-    until_s: float = math.inf,
+    screen: Screen | None = None,
+    *,
+    resubmit: bool = False,
+    clock: Clock = CLOCK,
 ) -> Job:
-    asked_s, ended_s, ended = -_ASK_S, -_EAGER_S, 0
-    job, away = None, False
+    """Wait until a run ends, over all its jobs; print how it ended, and return the last job.
+
+    Args:
+        run: the run.
+        cluster: where it runs.
+        screen: shows its output meanwhile.
+        resubmit: submit the next attempt when the run's own jobs cannot.
+        clock: the clock.
+    """
+    look = patient(RunWatch(run, cluster, screen, clock).look, Outage(), clock)
     while True:
-        try:
-            now_s = time.monotonic()
-            count = sum(run.outcome(one.number).exists() for one in attempts(run))
-            if count > ended:
-                ended, ended_s = count, now_s
-            due = now_s - asked_s >= _ASK_S or now_s - ended_s < _EAGER_S
-            if job is None or due or not _distant(job):
-                job, asked_s = current_job(run, cluster), now_s
-            if screen:
-                screen.show(over=job.over)
-        except (OSError, UnavailableError) as error:
-            if isinstance(error, OSError) and error.errno not in AWAY:
-                raise
-            if not away:  # the run itself may be fine
-                note(f"waiting for the run's storage or cluster: {error}")
-            away = True
-            _pause(_ASK_S, run, until_s)
-            continue
-        if job.over:
+        job = wait_for(look, every_s=LOOK_S, clock=clock)
+        _tell_end(run, job, shown=screen is not None)
+        if not resubmit:
             return job
-        _pause(LOOK_S, run, until_s)
+        if not submit_next(run, cluster):
+            send_owed(run)
+            return job
 
 
-def _pause(length_s: float, run: RunDir, until_s: float) -> None:
-    if time.monotonic() >= until_s:
-        raise TimedOutError(
-            f"the run '{run.run_id}' has not ended in time",
-            hint="it continues: wait again, or stop it",
-        )
-    time.sleep(length_s)
+def wait_for_own_run(run: RunDir, cluster: Cluster, screen: Screen, clock: Clock = CLOCK) -> Job:
+    """Wait for a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
+    known = attempts(run)  # in case its directory is deleted meanwhile
+
+    def wait(interrupted: bool) -> Job:
+        job = wait_for_run(run, cluster, screen, resubmit=not interrupted, clock=clock)
+        if not interrupted:
+            return job
+        send_owed(run)
+        # Callers expect the exit code of an interrupted command.
+        stopped = job.state == "CANCELLED" or job.exit_code == 128 + signal.SIGTERM
+        return replace(job, exit_code=128 + signal.SIGINT) if stopped else job
+
+    def end(now: bool) -> None:
+        if not now:
+            stop_all(run, cluster, interrupt=True)
+            return
+        with suppress(NotFoundError):  # the run directory was deleted
+            cancel_all(run, cluster, known)
+
+    return wait_or_end(wait, end)
+
+
+def wait_or_end(wait: Callable[[bool], R], end: Callable[[bool], None]) -> R:
+    """Wait for what belongs to this command, and end it if the command is interrupted.
+
+    Args:
+        wait: waits, and returns the result; its argument is whether there was an interrupt.
+        end: ends what is waited for: immediately, or with time to save. Ctrl-C calls it with
+            False, a second one and any other exception with True.
+    """
+    interrupted = False
+    try:
+        while True:
+            try:
+                return wait(interrupted)
+            except KeyboardInterrupt:
+                if not interrupted:
+                    note("stopping; press Ctrl-C again to stop immediately")
+                end(interrupted)
+                interrupted = True
+    except BaseException:
+        end(True)
+        raise
+
+
+@contextmanager
+def keeping_run(run_id: str, option: str = "") -> Iterator[None]:
+    """Print how to stop a run if Ctrl-C ends only the command that waits for it.
+
+    `option` names the run's host.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = " ".join(filter(None, ("echelon stop", option, run_id)))
+        note(f"{run_id} keeps running; stop it with: {command}")
+        raise
 
 
 def _tell_end(run: RunDir, job: Job, *, shown: bool) -> None:
-    """Print how a run ended."""
-    reason = f" ({job.reason})" if job.reason else ""
-    note(f"{run.run_id}: {job.state}{reason}")
-    if not shown:  # otherwise the run's own output says why
-        _tell_cause(run, job)
-    _sum_up(run)
-
-
-def _tell_cause(run: RunDir, job: Job) -> None:
-    """Print why a run failed, if that is known."""
-    if job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
+    """Print how a run ended, and why unless its own output was shown, which says so."""
+    note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
+    if not shown and job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
         note(render(verdict, run=run.path))
+    _sum_up(run)
 
 
 def _sum_up(run: RunDir) -> None:
@@ -179,34 +239,7 @@ def _sum_up(run: RunDir) -> None:
             note(text)
 
 
-def carry_to_the_end(run: RunDir, cluster: Cluster, screen: Screen) -> Job:
-    """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    known = attempts(run)  # in case its directory is deleted meanwhile
-    interrupted = False
-    try:
-        while True:
-            try:
-                job = _follow(run, cluster, screen)
-            except KeyboardInterrupt:
-                if interrupted:
-                    cancel_all(run, cluster)
-                else:
-                    note("stopping; press Ctrl-C again to stop immediately")
-                    stop_all(run, cluster, interrupt=True)
-                interrupted = True
-            else:
-                _tell_end(run, job, shown=True)
-                if not interrupted and submit_next(run, cluster):
-                    continue
-                _send_owed(run)
-                # Callers expect the exit code of an interrupted command.
-                asked = job.state == "CANCELLED" or job.exit_code == 128 + signal.SIGTERM
-                stopped = interrupted and asked
-                return replace(job, exit_code=128 + signal.SIGINT) if stopped else job
-    except BaseException:
-        with suppress(NotFoundError):  # the run directory was deleted
-            cancel_all(run, cluster, known)
-        raise
+# --- ending ----------------------------------------------------------------------------------
 
 
 def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
@@ -224,11 +257,6 @@ def cancel_all(run: RunDir, cluster: Cluster, known: Sequence[Attempt] = ()) -> 
     for attempt in reversed(attempts(run) or known):
         if is_job_id(attempt.job_id):
             cluster.cancel(attempt.job_id, run_id=run.run_id)
-
-
-def _distant(job: Job) -> bool:
-    """Tell whether a query about a job goes to a cluster."""
-    return not job.id.startswith("local:")
 
 
 def exit_code(job: Job) -> int:

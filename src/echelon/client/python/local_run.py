@@ -1,23 +1,22 @@
 """A run in a directory of this machine, and what can be asked of it."""
 
 import math
-import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from echelon.client.manage.clusters import Places, cluster_of
+from echelon.client.manage.clusters import cluster_of
+from echelon.client.manage.run_jobs import RunJobs, directory_jobs
 from echelon.client.manage.run_status import find_verdict
-from echelon.client.manage.waiting import LOOK_S, cancel_all, stop_all, wait_for_run
-from echelon.client.python.results import read_results
+from echelon.client.manage.sweeps import cancel_waiting, find_waiting
+from echelon.client.manage.waiting import LOOK_S, cancel_all, stop_all
 from echelon.core.jobs import Job
-from echelon.launch.function_call import FOLDER, PROGRAM
+from echelon.core.waiting import Cached, wait_for
 from echelon.run.attempts import attempts, find_output
-from echelon.run.directory import FETCHED, RunDir
-from echelon.run.event_log import EventReader
-from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
+from echelon.run.directory import RunDir
 from echelon.run.rank_logs import RunLogs, Tail
-from echelon.run.request import has_controller, read_spec
+from echelon.run.request import has_controller
 from echelon.run.verdict import Verdict
 
 _ASK_S = 1.0
@@ -25,99 +24,77 @@ _ASK_S = 1.0
 
 
 class LocalRun:
-    """A run whose directory is on this machine, wherever its jobs are."""
+    """A run whose directory is on this machine, wherever its jobs are.
 
-    def __init__(self, run: RunDir, *, trusts: bool = False) -> None:
-        """See the class.
+    The directory of a task of a sweep may not exist yet.
+    """
+
+    place = ""
+
+    def __init__(self, run: RunDir, *, trusts: bool = False, jobs: RunJobs | None = None) -> None:
+        """Create it; nothing is read yet.
 
         Args:
             run: the run.
             trusts: whether to read results that could execute code of another host, if they were
                 fetched from one.
+            jobs: knows the run's jobs; by default, the run's directory is asked.
         """
-        self._run, self._trusts = run, trusts
+        self._run, self.run_id, self.trusts = run, run.run_id, trusts
+        self._given = jobs
 
-    @property
-    def run_id(self) -> str:
-        return self._run.run_id
+    @cached_property
+    def jobs(self) -> RunJobs:
+        """What knows the run's jobs."""
+        return self._given or directory_jobs(self._run)
 
-    @property
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: a run may be sent to another process, its questions not."""
+        return {name: value for name, value in vars(self).items() if name != "jobs"}
+
     def path(self) -> Path:
+        """Return the run directory."""
         return self._run.path
-
-    @property
-    def place(self) -> str:
-        return ""
-
-    def job(self) -> Job:
-        """Return the current job; UNKNOWN if the cluster does not respond."""
-        return Places().job(self._run)
-
-    def wait(self, until_s: float) -> Job:
-        """Wait for the run's end, over all its jobs, and return the last one."""
-        cluster = cluster_of(self._run)
-        return wait_for_run(self._run, cluster, resubmit=True, silent=True, until_s=until_s)
-
-    def results(self, *, every: bool) -> list[Any]:
-        """Return the results of a completed run."""
-        if not is_function(self._run):
-            return [None]
-        # What `echelon fetch` brought here is as little trusted as it was on its host.
-        brought = (self._run.path / FETCHED).exists()
-        return read_results(self._run, every=every, plain=brought and not self._trusts)
 
     def verdict(self, job: Job) -> Verdict | None:
         """Return why the run failed."""
         return find_verdict(self._run, job)
 
-    def stop(self) -> None:
-        if not self.job().over:
-            stop_all(self._run, cluster_of(self._run))
+    def end(self, *, now: bool) -> None:
+        """End the run immediately, or with time to save; do nothing if it has ended."""
+        job = self.jobs.job(self.run_id)
+        if job.over:
+            return
+        if waiting := find_waiting(self._run.path.parent, self.run_id):
+            cancel_waiting(*waiting, job)
+        else:
+            (cancel_all if now else stop_all)(self._run, cluster_of(self._run))
+        self.jobs.forget()
 
-    def cancel(self) -> None:
-        if not self.job().over:
-            cancel_all(self._run, cluster_of(self._run))
+    def files(self, *patterns: str) -> AbstractContextManager[RunDir]:  # noqa: ARG002  all are here
+        """Return the run directory."""
+        return nullcontext(self._run)
 
     def lines(self, *, follow: bool, rank: int | None) -> Iterator[str]:
         """Yield what ranks have printed."""
+        find_job = Cached(lambda: self.jobs.job(self.run_id), _ASK_S)
         read: _Lines | None = None
-        asked_s, over = -_ASK_S, not follow
-        while True:
-            if follow and time.monotonic() - asked_s >= _ASK_S:
-                job, asked_s = self.job(), time.monotonic()
+        over = not follow
+
+        def look() -> list[str] | None:
+            nonlocal read, over
+            if follow:
+                job = find_job()
                 over = job.over and job.state != "UNKNOWN"  # the cluster may not respond
-            if self.path.exists():  # otherwise it is a task of a sweep that waits
-                read = read or _Lines(self._run, rank)
-                yield from read(over=over)
-            if over:
-                return
-            time.sleep(LOOK_S)
+            if read is None and self._run.path.exists():
+                read = _Lines(self._run, rank)
+            found = list(read(over=over)) if read else []
+            return found if found or over else None
 
-    def metrics(self) -> dict[str, list[float]]:
-        """Return what was logged, in columns."""
-        return read_metrics(self._run)
-
-
-def is_function(run: RunDir) -> bool:
-    """Tell whether a run calls a function that was submitted from Python."""
-    return read_spec(run).script.endswith(f"{FOLDER}/{PROGRAM}")
-
-
-def read_metrics(run: RunDir) -> dict[str, list[float]]:
-    """Return what a run has logged, in columns."""
-    rows: dict[int, dict[str, float]] = {}
-    reader = EventReader(run.metrics, MetricEvent)
-    while found := reader.read():
-        for record in found:
-            event = record.event
-            if isinstance(event, StepLogged | ValidationLogged):
-                before = "" if isinstance(event, StepLogged) else "validation "
-                row = rows.setdefault(event.step, {})
-                row |= {f"{before}{name}": float(v) for name, v in event.metrics.items()}
-    names = dict.fromkeys(name for row in rows.values() for name in row)
-    steps = sorted(rows)
-    columns = {name: [rows[step].get(name, math.nan) for step in steps] for name in names}
-    return {"step": [float(step) for step in steps], **columns}
+        while not over:
+            yield from wait_for(look, every_s=LOOK_S)
+        if not follow:
+            yield from look() or ()
 
 
 class _Lines:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from echelon.client.code.code_listing import find_root
+from echelon.client.manage.run_jobs import host_sweep_jobs
 from echelon.client.python.background_sweep import start_mapped
 from echelon.client.python.functions import Call, pack_function
-from echelon.client.python.hosted_run import HostedRun, HostedTask, HostedTasks
+from echelon.client.python.hosted_run import HostedRun
 from echelon.client.python.local_run import LocalRun
 from echelon.client.python.run_view import Run, default_runs
 from echelon.client.submit import pipeline
@@ -266,8 +267,12 @@ class Request:
         queued, trusts = submit_to_host(wanted), bool(self.options.get("trust_host"))
         if wanted.table is None:
             return [Run.of(HostedRun(queued.site, queued.run_id, trusts=trusts))]
-        tasks = HostedTasks(queued.site, queued.run_id, Path(queued.directory).parent)
-        return [Run.of(HostedTask(tasks, index, trusts=trusts)) for index in wanted.table.tasks]
+        sweep_id, runs = queued.run_id, Path(queued.directory).parent
+        jobs = host_sweep_jobs(queued.site, sweep_id)
+        return [
+            Run.of(HostedRun(queued.site, f"{sweep_id}-{n}", trusts=trusts, jobs=jobs, runs=runs))
+            for n in wanted.table.tasks
+        ]
 
     def _read(self, more: Mapping[str, object]) -> Merged:
         flags = {key: value for key, value in self.options.items() if key not in _PLACE}

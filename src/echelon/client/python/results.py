@@ -22,17 +22,31 @@ from echelon.core.terminal_escape import in_one_line
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError
 from echelon.launch.function_call import (
     DTYPE,
+    FOLDER,
     MOST_BYTES,
     MOST_TEXT,
+    PROGRAM,
     RESULTS,
     TENSOR_TYPES,
     name_result,
 )
 from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
 
 _MOST_KEYS = 10_000
 """Keys that could be chosen to have the same hash: a dictionary of many more would take minutes."""
 _MOST_SIZES = 32
+
+
+def is_function(run: RunDir) -> bool:
+    """Tell whether a run calls a function that was submitted from Python."""
+    return read_spec(run).script.endswith(f"{FOLDER}/{PROGRAM}")
+
+
+def name_files(*, every: bool, plain: bool) -> str:
+    """Return the pattern of the files that `read_results` reads."""
+    first = name_result(0, plain=plain)
+    return f"{RESULTS}/{f'*{Path(first).suffix}' if every else first}"
 
 
 def read_results(run: RunDir, *, every: bool, plain: bool = False) -> list[Any]:

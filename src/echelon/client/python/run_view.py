@@ -4,18 +4,25 @@ import asyncio
 import contextlib
 import math
 import os
-import time
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from echelon.client.manage.clusters import Places
 from echelon.client.manage.locate import locate
+from echelon.client.manage.run_jobs import RunJobs
+from echelon.client.manage.waiting import keeping_run
 from echelon.client.python.hosted_run import HostedRun
 from echelon.client.python.local_run import LocalRun
+from echelon.client.python.results import is_function, name_files, read_results
 from echelon.core.jobs import Job, describe_job
-from echelon.errors import RunFailedError, TimedOutError
+from echelon.core.waiting import CLOCK, wait_for
+from echelon.errors import NotFoundError, RunFailedError, TimedOutError
+from echelon.run.directory import FETCHED, RunDir
+from echelon.run.event_log import EventReader
 from echelon.run.listing import find_run, list_runs
+from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
 from echelon.run.verdict import Verdict, render
 
 T = TypeVar("T")
@@ -25,23 +32,33 @@ _MOST_SHOWN = 4000
 """Letters of a rank's traceback that an error shows."""
 
 
-class Source(Protocol):
-    """Where a run is, and how it is asked about: see `LocalRun`."""
+class RunSource(Protocol):
+    """Where a run is, and how it is asked there."""
+
+    run_id: str
+    place: str
+    """What `repr` shows of it: ` on HOST`, or nothing."""
+    trusts: bool
+    """Whether to read results that could execute code of another host here."""
 
     @property
-    def run_id(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def place(self) -> str: ...
-    def job(self) -> Job: ...
-    def wait(self, until_s: float) -> Job: ...
-    def results(self, *, every: bool) -> list[Any]: ...
-    def verdict(self, job: Job) -> Verdict | None: ...
-    def stop(self) -> None: ...
-    def cancel(self) -> None: ...
-    def lines(self, *, follow: bool, rank: int | None) -> Iterator[str]: ...
-    def metrics(self) -> dict[str, list[float]]: ...
+    def jobs(self) -> RunJobs:
+        """What knows the run's jobs."""
+
+    def path(self) -> Path:
+        """Return the run directory, on the host where it is."""
+
+    def verdict(self, job: Job) -> Verdict | None:
+        """Return why the run failed; None if it has not."""
+
+    def end(self, *, now: bool) -> None:
+        """End the run immediately, or with time to save."""
+
+    def lines(self, *, follow: bool, rank: int | None) -> Iterator[str]:
+        """Yield what ranks have printed."""
+
+    def files(self, *patterns: str) -> AbstractContextManager[RunDir]:
+        """Return the run directory with these files, or a copy that exists for a while."""
 
 
 class Run(Generic[T]):
@@ -66,14 +83,14 @@ class Run(Generic[T]):
         """
         runs = default_runs(runs_dir)
         site, known = (None, name) if runs_dir else locate(name, runs, "", "")
-        self._source: Source = (
+        self._source: RunSource = (
             LocalRun(find_run(runs, name), trusts=trust_host)
             if site is None
             else HostedRun(site, known, trusts=trust_host)
         )
 
     @classmethod
-    def of(cls, source: Source) -> "Run[T]":
+    def of(cls, source: RunSource) -> "Run[T]":
         """Return the view of a run that was found already."""
         made = object.__new__(cls)
         made._source = source
@@ -87,12 +104,12 @@ class Run(Generic[T]):
     @property
     def path(self) -> Path:
         """The run directory, on the host where it is."""
-        return self._source.path
+        return self._source.path()
 
     @property
     def job(self) -> Job:
         """The current job, as its cluster sees it."""
-        return self._source.job()
+        return self._source.jobs.job(self.id)
 
     @property
     def state(self) -> str:
@@ -114,7 +131,17 @@ class Run(Generic[T]):
         return self._wait(timeout).state
 
     def _wait(self, timeout: float | None) -> Job:
-        return self._source.wait(math.inf if timeout is None else time.monotonic() + timeout)
+        jobs = self._source.jobs
+        with keeping_run(self.id):
+            return wait_for(
+                lambda: jobs.ended().get(self.id),
+                every_s=jobs.every_s,
+                until_s=_until_s(timeout),
+                late=lambda: TimedOutError(
+                    f"the run '{self.id}' has not ended in time",
+                    hint="it continues: wait again, or stop it",
+                ),
+            )
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the run, and return what its function returned on rank 0.
@@ -135,7 +162,13 @@ class Run(Generic[T]):
         job = self._wait(timeout)
         if job.state != "COMPLETED":
             raise _failure(self.id, job, self._source.verdict(job))
-        return self._source.results(every=every)
+        with self._source.files("spec.toml") as run:
+            if not is_function(run):
+                return [cast("T", None)]
+            # Fetched files are as little trusted as they were on their host.
+            plain = (run.path / FETCHED).exists() and not self._source.trusts
+        with self._source.files("spec.toml", name_files(every=every, plain=plain)) as run:
+            return read_results(run, every=every, plain=plain)
 
     def why(self) -> str:
         """Explain why the run failed; empty if it has not."""
@@ -144,11 +177,11 @@ class Run(Generic[T]):
 
     def stop(self) -> None:
         """Ask the run to stop; ranks that use the library save first."""
-        self._source.stop()
+        self._source.end(now=False)
 
     def cancel(self) -> None:
         """End the run immediately."""
-        self._source.cancel()
+        self._source.end(now=True)
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[str]:
         """Yield the lines that ranks have printed, each with its rank: `0: step 1`.
@@ -165,7 +198,11 @@ class Run(Generic[T]):
         Columns of a validation begin with `validation`. Where a step has no value, there is NaN.
         `pandas.DataFrame(run.metrics())` makes a table of it.
         """
-        return self._source.metrics()
+        try:
+            with self._source.files("spec.toml", "metrics.jsonl") as run:
+                return _read_metrics(run)
+        except NotFoundError:  # a run on a host has logged nothing
+            return {"step": []}
 
     def __await__(self) -> Generator[object, None, T]:
         return self._await().__await__()
@@ -216,20 +253,44 @@ def as_completed(of: Iterable[Run[T]], timeout: float | None = None) -> Iterator
     Raises:
         TimedOutError: some have not ended by then.
     """
-    until_s = math.inf if timeout is None else time.monotonic() + timeout
-    left = list(of)
+    until_s = _until_s(timeout)
+    left = [(run, run._source.jobs) for run in of]  # noqa: SLF001  not part of the public class
+
+    def look() -> list[Run[T]] | None:
+        known = {jobs: jobs.ended() for jobs in {jobs for _, jobs in left}}
+        return [run for run, jobs in left if known[jobs].get(run.id)] or None
+
+    def late() -> TimedOutError:
+        names = ", ".join(run.id for run, _ in left[:5])
+        return TimedOutError(
+            f"{len(left)} runs have not ended in time: {names}", hint="they continue"
+        )
+
     while left:
-        for run in list(left):
-            with contextlib.suppress(TimedOutError):
-                run.wait(0)
-                left.remove(run)
-                yield run
-        if left and time.monotonic() > until_s:
-            names = ", ".join(run.id for run in left[:5])
-            raise TimedOutError(
-                f"{len(left)} runs have not ended in time: {names}", hint="they continue"
-            )
-        time.sleep(_ASK_S if left else 0)
+        ended = wait_for(look, every_s=_ASK_S, until_s=until_s, late=late)
+        left = [one for one in left if one[0] not in ended]
+        yield from ended
+
+
+def _until_s(timeout: float | None) -> float:
+    return math.inf if timeout is None else CLOCK.now_s() + timeout
+
+
+def _read_metrics(run: RunDir) -> dict[str, list[float]]:
+    """Return what a run has logged, in columns."""
+    rows: dict[int, dict[str, float]] = {}
+    reader = EventReader(run.metrics, MetricEvent)
+    while found := reader.read():
+        for record in found:
+            event = record.event
+            if isinstance(event, StepLogged | ValidationLogged):
+                before = "" if isinstance(event, StepLogged) else "validation "
+                row = rows.setdefault(event.step, {})
+                row |= {f"{before}{name}": float(v) for name, v in event.metrics.items()}
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    steps = sorted(rows)
+    columns = {name: [rows[step].get(name, math.nan) for step in steps] for name in names}
+    return {"step": [float(step) for step in steps], **columns}
 
 
 def _failure(run_id: str, job: Job, verdict: Verdict | None) -> RunFailedError:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from echelon.core.notes import is_terminal, note
 from echelon.core.units import format_bytes
+from echelon.core.waiting import CLOCK, Clock
 from echelon.errors import EchelonError, UnavailableError
 
 if TYPE_CHECKING:
@@ -154,32 +154,23 @@ def run_there(site: "Site", argv: Sequence[str]) -> str:
 
 
 class Retries:
-    """Decides what to do when a connection breaks; the first one must come about."""
+    """Decides whether to connect again; the first connection must come about."""
 
-    def __init__(self, until_s: float = math.inf) -> None:
-        """See the class.
-
-        Args:
-            until_s: when to give up, on the monotonic clock.
-        """
-        self._until_s = until_s
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._clock = clock
         self._connected, self._tries, self._cut = False, 0, 0
-        self._began_s = time.monotonic()
-
-    def begin(self) -> None:
-        """Note that a connection is attempted."""
-        self._began_s = time.monotonic()
+        self._began_s = clock.now_s()
+        """When the current connection was attempted."""
 
     def succeed(self) -> None:
         """Note that there was a connection."""
         self._connected, self._tries = True, 0
 
-    def pause(self, error: EchelonError) -> None:
-        """Wait before the next attempt.
+    def pause_s(self, error: EchelonError | OSError) -> float:
+        """Return how long to wait before the next attempt.
 
         Raises:
-            EchelonError: there was no connection at the start, the host refuses a later one, or
-                it is too late.
+            EchelonError: there was no connection at the start, or the host refuses a later one.
         """
         from echelon.clusters.ssh.failures import CutError, UnreachableError  # noqa: PLC0415
         from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
@@ -191,32 +182,34 @@ class Retries:
             pass  # most likely that of an earlier command, which this one shared
         elif not isinstance(error, UnreachableError) or not self._connected:
             raise error
-        if time.monotonic() >= self._until_s:
-            raise error
-        if time.monotonic() - self._began_s > _STEADY_S:
+        now_s = self._clock.now_s()
+        if now_s - self._began_s > _STEADY_S:
             self._tries = 0
         if self._tries == 0:
-            note(f"{error.message}; connecting again")
-        time.sleep(_RETRY_S[min(self._tries, len(_RETRY_S) - 1)])
+            note(f"{error}; connecting again")
+        length_s = _RETRY_S[min(self._tries, len(_RETRY_S) - 1)]
         self._tries += 1
+        self._began_s = now_s + length_s
+        return length_s
 
 
-def keep_trying(step: Callable[[], R]) -> R:
+def keep_trying(step: Callable[[], R], clock: Clock = CLOCK) -> R:
     """Repeat a step whose connection breaks, until it ends by itself; the first one must connect.
 
     Raises:
         EchelonError: there is no connection at the start, or the host refuses a later one.
     """
-    retries = Retries()
+    retries = Retries(clock)
     while True:
-        retries.begin()
         try:
             return step()
         except EchelonError as error:
-            retries.pause(error)
+            clock.sleep(retries.pause_s(error))
 
 
-def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str, Any], None, None]:
+def follow_there(
+    site: "Site", wanted: Mapping[str, Any], clock: Clock = CLOCK
+) -> Generator[tuple[str, Any], None, None]:
     """Follow a run, and yield what it prints: `out` and `err` with text, `end` with its exit code.
 
     No line is lost or doubled if the connection breaks: the host says how far the output was
@@ -225,14 +218,14 @@ def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str
     Args:
         site: where the run is.
         wanted: the parameters of `follow_run`.
+        clock: the clock.
     """
     from echelon.clusters.ssh.call import FOLLOW  # noqa: PLC0415
 
     asked: dict[str, Any] = {"rank": None, "raw": False, "tail": None, "begin": None}
     asked |= {"resubmit": False, "show": True, **wanted}
-    retries = Retries()
+    retries = Retries(clock)
     while True:
-        retries.begin()
         waiting: list[tuple[str, str]] = []
         try:
             with talking(start(site, [FOLLOW, json.dumps(asked)], attached=True)) as talk:
@@ -248,7 +241,7 @@ def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str
                         yield kind, int(value)
                         return
         except EchelonError as error:
-            retries.pause(error)
+            clock.sleep(retries.pause_s(error))
         else:
             return
 

@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from echelon.client.manage import sweep_runner as sweep_carrier
-from echelon.client.manage.sweep_runner import carry_out
+from echelon.client.manage import sweep_runner
 from echelon.client.manage.sweeps import (
     check_home,
     find_waiting,
@@ -25,6 +24,7 @@ from echelon.errors import ConflictError, UnavailableError, UsageError
 from echelon.run.attempts import Outcome, attempts, record_own_job
 from echelon.run.sweep import make_run
 from echelon.spec.merging import Layer, merge
+from fake_clock import FakeClock
 from prepared import prepare_sweep
 
 CONFIG = "ClusterName = c\nMaxArraySize            = 1001\n"
@@ -384,15 +384,10 @@ class Machine(LocalCluster):
         self.cancelled.append(run_id)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(sweep_carrier, "_LOOK_S", 0)
-
-
 def test_tasks_on_this_machine_run_some_at_a_time(tmp_path):
     sweep = make_sweep(tmp_path, 5)
     machine = Machine(tmp_path / "runs", ["COMPLETED", "FAILED", *["COMPLETED"] * 3])
-    assert carry_out(sweep, machine, {}, range(5), at_once=2) == [1]
+    assert sweep_runner.run(sweep, machine, {}, range(5), at_once=2, clock=FakeClock()) == [1]
     assert machine.most <= 2
     assert all(len(attempts(sweep.run(index))) == 1 for index in range(5))
     assert isinstance(place_of(sweep), LocalCluster)
@@ -410,6 +405,7 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more(tmp_path):
         return real(job_id, run_id=run_id)
 
     machine.job = job
-    assert sorted(carry_out(sweep, machine, {}, range(4), at_once=2)) == [0, 1, 2, 3]
+    failed = sweep_runner.run(sweep, machine, {}, range(4), at_once=2, clock=FakeClock())
+    assert sorted(failed) == [0, 1, 2, 3]
     assert sorted(machine.stopped) == [sweep.run_id(0), sweep.run_id(1)]
     assert not sweep.run(2).path.exists()

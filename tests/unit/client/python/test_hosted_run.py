@@ -1,16 +1,23 @@
 """What a host answers about a run there, and what happens if the answer is malformed."""
 
 import json
+import pickle
 
 import pytest
 
-from echelon.client.python.hosted_run import HostedRun, HostedTask, HostedTasks
+from echelon.client.manage.run_jobs import host_jobs, host_sweep_jobs
+from echelon.client.manage.sweeps import NEVER_STARTED
+from echelon.client.python.hosted_run import HostedRun
+from echelon.client.python.run_view import Run
 from echelon.client.remote import remote_calls as hosts
 from echelon.clusters.ssh.site import Site
+from echelon.core.jobs import Job
 from echelon.errors import UnavailableError
 
 SITE = Site(host="me@login", workdir="~/x")
 STATUS = {"directory": "/runs/train-abcd", "job": "7", "state": "COMPLETED", "exit_code": 0}
+
+FAILED = Job(id="7", state="FAILED")
 
 
 @pytest.fixture
@@ -23,7 +30,7 @@ def answer(monkeypatch):
 
 def test_a_job(answer):
     answer(STATUS)
-    job = HostedRun(SITE, "train-abcd").job()
+    job = host_jobs(SITE, "train-abcd").job("train-abcd")
     assert (job.id, job.state, job.exit_code) == ("7", "COMPLETED", 0)
 
 
@@ -33,25 +40,41 @@ def test_a_job(answer):
 def test_a_status_of_another_form(answer, said):
     answer(said)
     with pytest.raises(UnavailableError, match="unexpected answer from me@login to status"):
-        HostedRun(SITE, "train-abcd").job()
+        host_jobs(SITE, "train-abcd").job("train-abcd")
 
 
 @pytest.mark.parametrize(
-    "said", [{}, {"runs": []}, {"runs": {}}, {"runs": {"lr-abcd-1": "x"}}, "null"]
+    "said",
+    [{}, *({"runs": runs} for runs in ([], {"lr-abcd-1": "x"})), "null"],
 )
-def test_a_sweep_of_another_form(answer, tmp_path, said):
+def test_a_sweep_of_another_form(answer, said):
     answer(said)
     with pytest.raises(UnavailableError, match="unexpected answer from me@login to sweep"):
-        HostedTask(HostedTasks(SITE, "lr-abcd", tmp_path), 1).job()
+        host_sweep_jobs(SITE, "lr-abcd").job("lr-abcd-1")
 
 
 def test_a_verdict_that_is_not_there(answer):
     answer("null")
-    assert HostedRun(SITE, "train-abcd").verdict(None) is None
+    assert HostedRun(SITE, "train-abcd").verdict(FAILED) is None
 
 
 @pytest.mark.parametrize("said", ["[]", '{"failure": 7}', '{"no": "verdict"}'])
 def test_a_verdict_of_another_form(answer, said):
     answer(said)
     with pytest.raises(UnavailableError, match="unexpected answer from me@login to why"):
-        HostedRun(SITE, "train-abcd").verdict(None)
+        HostedRun(SITE, "train-abcd").verdict(FAILED)
+
+
+def test_a_task_that_was_never_started_needs_no_question():
+    never = Job(id="", state="CANCELLED", reason=NEVER_STARTED)
+    verdict = HostedRun(SITE, "lr-abcd-1").verdict(never)
+    assert (verdict.failure.cause, verdict.failure.message) == ("cancelled", NEVER_STARTED)
+
+
+def test_a_run_can_be_sent_to_another_process(answer):
+    run = Run.of(HostedRun(SITE, "train-abcd"))
+    answer(STATUS)
+    assert run.state == "COMPLETED"
+    again = pickle.loads(pickle.dumps(run))
+    answer(STATUS)
+    assert (again, again.wait(0)) == (run, "COMPLETED")

@@ -1,0 +1,155 @@
+"""The jobs of runs: of one run, or of all tasks of a sweep from one question; here or on a host.
+
+A task of a sweep is a run like any other. Only its job is found in another way: together with those
+of the other tasks, because one question per task would overload the cluster.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from echelon.client.manage.clusters import Places, cluster_of
+from echelon.client.manage.sweep_runner import has_runner
+from echelon.client.manage.sweeps import read_tasks
+from echelon.client.manage.waiting import LOOK_S, Outage, RunWatch, send_owed, submit_next
+from echelon.client.remote.remote_calls import Retries, ask, unexpected
+from echelon.clusters.slurm.cluster import SlurmCluster
+from echelon.clusters.ssh.site import Site
+from echelon.core.jobs import Job
+from echelon.core.shell import LocalShell
+from echelon.core.slurm import Slurm, forgotten
+from echelon.core.waiting import CLOCK, Cached, Clock, Retry, patient
+from echelon.errors import UnavailableError
+from echelon.run.directory import RunDir
+from echelon.run.sweep import SweepDir
+
+_OTHERS_FIRST = Job(id="", state="PENDING", reason="other tasks come first")
+_FORGOTTEN = forgotten("").reason
+_SWEEP_S, _HOST_S = 1.0, 3.0
+"""Seconds between two questions about all tasks of a sweep, and to a host."""
+
+
+class RunJobs:
+    """Knows the jobs of one run, or of all tasks of a sweep."""
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Job]],
+        read_ended: Callable[[], Mapping[str, Job | None]],
+        retry: Retry,
+        *,
+        every_s: float,
+        fresh_s: float = 0.0,
+        clock: Clock = CLOCK,
+    ) -> None:
+        """Create it; nothing is asked yet.
+
+        Args:
+            read: returns the current job of each run; UNKNOWN if its cluster does not respond.
+            read_ended: returns the last job of each run that has ended for certain, and None for
+                others.
+            retry: decides about the errors of `read_ended`.
+            every_s: seconds between two questions while something waits for the end.
+            fresh_s: how long an answer is used, in seconds.
+            clock: the clock.
+        """
+        self.every_s = every_s
+        self._read = Cached(read, fresh_s, clock)
+        self._read_ended = Cached(read_ended, fresh_s, clock)
+        self._look = patient(self._read_ended, retry, clock)
+
+    def job(self, run_id: str) -> Job:
+        """Return the current job of a run; UNKNOWN if its cluster does not respond."""
+        jobs = self._read()
+        if run_id not in jobs:
+            raise UnavailableError(f"the cluster or host did not list the run '{run_id}'")
+        return jobs[run_id]
+
+    def ended(self) -> Mapping[str, Job | None]:
+        """Return the last job of each run that has ended, and None for others.
+
+        It is empty while a cluster or the host does not respond.
+        """
+        return self._look() or {}
+
+    def forget(self) -> None:
+        """Ask again the next time."""
+        self._read.forget()
+        self._read_ended.forget()
+
+
+def directory_jobs(run: RunDir) -> RunJobs:
+    """Return the jobs of one run on this machine; the next one is submitted if it cannot."""
+    watch: RunWatch | None = None
+
+    def read_ended() -> Mapping[str, Job | None]:
+        nonlocal watch
+        watch = watch or RunWatch(run, cluster_of(run))
+        job = watch.look()
+        if job and submit_next(run, watch.cluster):
+            job = None
+        elif job:
+            send_owed(run)
+            watch = None  # the run may be resumed on another cluster
+        return {run.run_id: job}
+
+    return RunJobs(lambda: {run.run_id: Places().job(run)}, read_ended, Outage(), every_s=LOOK_S)
+
+
+def sweep_jobs(sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK) -> RunJobs:
+    """Return the jobs of all tasks of a sweep on this machine, wherever they run."""
+    asked = slurm or SlurmCluster(LocalShell(), os.environ)
+
+    def read(*, strict: bool) -> dict[str, Job]:
+        # Asked first, because the process may start the last task and exit meanwhile.
+        starts_more = has_runner(sweep)
+        tasks = read_tasks(sweep, asked, strict=strict)
+        return {
+            one.run_id: _OTHERS_FIRST if starts_more and one.state == "UNSUBMITTED" else one.job
+            for one in tasks
+        }
+
+    def read_ended() -> Mapping[str, Job | None]:
+        return {run: job if job.over else None for run, job in read(strict=True).items()}
+
+    shown = partial(read, strict=False)
+    return RunJobs(shown, read_ended, Outage(), every_s=_SWEEP_S, fresh_s=_SWEEP_S, clock=clock)
+
+
+def host_jobs(site: Site, run_id: str, clock: Clock = CLOCK) -> RunJobs:
+    """Return the jobs of one run on a host."""
+    return _jobs_there(lambda: {run_id: _read_status(site, run_id)}, 0.0, clock)
+
+
+def host_sweep_jobs(site: Site, sweep_id: str, clock: Clock = CLOCK) -> RunJobs:
+    """Return the jobs of all tasks of a sweep on a host."""
+    return _jobs_there(partial(_read_sweep, site, sweep_id), _HOST_S, clock)
+
+
+def _jobs_there(read: Callable[[], Mapping[str, Job]], fresh_s: float, clock: Clock) -> RunJobs:
+    def read_ended() -> Mapping[str, Job | None]:
+        # UNKNOWN: the cluster does not respond there, unless it has forgotten the job.
+        return {
+            run: job if job.over and (job.state != "UNKNOWN" or job.reason == _FORGOTTEN) else None
+            for run, job in read().items()
+        }
+
+    return RunJobs(read, read_ended, Retries(clock), every_s=_HOST_S, fresh_s=fresh_s, clock=clock)
+
+
+def _read_status(site: Site, run_id: str) -> Job:
+    found = ask(site, ["status", "--json", "--", run_id], ["job", "state", "exit_code"])
+    facts = {name: str(found.get(name) or "") for name in ("state", "reason", "nodes")}
+    code = found["exit_code"]
+    return Job(id=str(found["job"]), exit_code=code if isinstance(code, int) else 0, **facts)
+
+
+def _read_sweep(site: Site, sweep_id: str) -> dict[str, Job]:
+    found = ask(site, ["sweep", "status", "--json", "--", sweep_id], ["runs"])["runs"]
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise unexpected(site, "sweep status", found)
+    texts = {run: {k: str(v or "") for k, v in one.items()} for run, one in found.items()}
+    return {
+        run: Job(id=one.get("job", ""), state=one.get("state", ""), reason=one.get("reason", ""))
+        for run, one in texts.items()
+    }
