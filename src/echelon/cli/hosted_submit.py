@@ -23,10 +23,10 @@ from echelon.client.submit.submission import (
     choose_snapshot,
     start_run,
 )
+from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import mark_tasks
-from echelon.core.stream import Stream
 from echelon.errors import UnavailableError
 from echelon.launch.function_call import ABOUT, FOLDER
 from echelon.run.attempts import attempts

@@ -189,10 +189,10 @@ def test_a_large_file_is_sent_in_chunks(run, here, monkeypatch):
 def change_before_sending(monkeypatch, path, change):
     original = fetching._send_file
 
-    def send(tree, name, *words):
-        if name == path:
+    def send(tree, listed, *words):
+        if listed.path == path:
             change()
-        original(tree, name, *words)
+        original(tree, listed, *words)
 
     monkeypatch.setattr(fetching, "_send_file", send)
 
@@ -373,9 +373,9 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(run, here, tmp_path):
 
 def test_a_link_in_the_place_of_a_part_is_not_followed(run, here, tmp_path):
     write(tmp_path, {"victim": ""})
-    size, mtime_ns, *_ = list_files(run, ["spec.toml"])["spec.toml"]
+    status = list_files(run, ["spec.toml"])["spec.toml"].status
     here.mkdir(parents=True)
-    part = fetching._part("spec.toml", fetching.RunFile(size, mtime_ns, False, 0))
+    part = fetching._part("spec.toml", fetching.RunFile(status.st_size, status.st_mtime_ns, False))
     (here / part).symlink_to(tmp_path / "victim")
     fetch(run, here, "spec.toml").check()
     assert (tmp_path / "victim").read_text() == ""
