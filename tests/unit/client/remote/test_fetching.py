@@ -256,13 +256,7 @@ def listing(*paths):
     return json.dumps({"files": {path: [1, 1, False] for path in paths}}).encode() + b"\n"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("../x", "/etc/x", "logs/../../x", "", "logs//x", "logs/\0", "logs/.."),
-        *("code/train.py", "elsewhere"),
-    ],
-)
+@pytest.mark.parametrize("path", ["code/train.py", "elsewhere", "logs/../../x"])
 def test_paths_that_were_not_asked_for_are_refused(here, path):
     done = exchange(lambda stream: receive_files(here, [], stream), talk(listing(path)))
     assert isinstance(done.laptop, NotPermittedError)
