@@ -4,6 +4,7 @@ Others may write to the folder meanwhile. Each folder is opened relative to the 
 without following links, so that a link which appears meanwhile leads nowhere.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -11,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Never, TypeVar
 
 from echelon.core.terminal_escape import in_one_line
-from echelon.errors import NotPermittedError
+from echelon.errors import ConflictError, NotPermittedError
 
 RECENT_NS = 2 * 10**9
 """A file changed this shortly before it was read may change again without a sign: file systems
@@ -26,8 +28,8 @@ _MOST_PATH_BYTES = 4096
 _MOST_NAME_BYTES = 255
 _TOP = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = _TOP | os.O_NOFOLLOW
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""A folder does not exist any more, or a file or link has replaced it."""
+_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
+"""A file or a link."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -151,10 +153,6 @@ class Entry(NamedTuple):
 # --- walking ----------------------------------------------------------------------------------
 
 
-ListAll = Callable[[Callable[[str], Iterable[Entry]], Sequence[str]], Iterable[Iterable[Entry]]]
-"""Calls a function for each of some folders, as `map` does."""
-
-
 def _fail(error: OSError) -> Never:
     raise error
 
@@ -165,7 +163,7 @@ def walk(
     *,
     enter: Callable[[Entry], bool] = lambda _folder: True,
     on_error: Callable[[OSError], None] = _fail,
-    list_all: ListAll = map,
+    beat: Callable[[], None] | None = None,
 ) -> Iterator[Entry]:
     """Yield everything below a folder, a folder before what is in it.
 
@@ -177,8 +175,8 @@ def walk(
         below: the path of a folder in it, to begin there.
         enter: tells whether to look into a folder. It is yielded either way, and before.
         on_error: is called if a folder cannot be read, such as the root; it is then left out.
-        list_all: calls a function for each of some folders; for storage that is slow, with
-            `for_all` for many at the same time.
+        beat: for storage that is slow: many folders are listed at the same time, and this is called
+            for each, as a sign of life.
 
     Raises:
         OSError: a folder cannot be read, unless there is `on_error`; its `filename` is the full
@@ -189,16 +187,18 @@ def walk(
     except OSError as error:
         on_error(error)
         return
+    list_one = partial(_list_folder, root, top, on_error)
     try:
         left = [below]
         while left:
-            listed = list_all(partial(_list_folder, root, top, on_error), left)
+            listed: Iterable[Iterable[Entry]] = map(list_one, left)
+            if beat:
+                listed = for_all(lambda folder: list(list_one(folder)), left, beat)
             left = []
-            for entries in listed:
-                for entry in entries:
-                    yield entry
-                    if stat.S_ISDIR(entry.status.st_mode) and enter(entry):
-                        left.append(entry.path)
+            for entry in chain.from_iterable(listed):
+                yield entry
+                if stat.S_ISDIR(entry.status.st_mode) and enter(entry):
+                    left.append(entry.path)
     finally:
         os.close(top)
 
@@ -209,35 +209,72 @@ def _list_folder(
     before = f"{folder}/" if folder else ""
     handle = -1
     try:
-        handle = _open_folder(top, folder)
+        handle = open_folder(root, top, folder)
         with os.scandir(handle) as items:
             for item in items:
                 try:
                     status = item.stat(follow_symlinks=False)
-                    target = os.readlink(item.name, dir_fd=handle) if item.is_symlink() else ""
+                    is_link = stat.S_ISLNK(status.st_mode)
+                    target = os.readlink(item.name, dir_fd=handle) if is_link else ""
                 except OSError as error:
                     if error.errno in _REPLACED:
                         continue
                     raise
                 yield Entry(before + item.name, status, target)
+    except (FileNotFoundError, BlockedError):
+        pass  # removed or replaced meanwhile
     except OSError as error:
-        if error.errno not in _GONE:
-            error.filename = f"{root}/{folder}" if folder else str(root)
-            on_error(error)
+        error.filename = f"{root}/{folder}" if folder else str(root)
+        on_error(error)
     finally:
         if handle >= 0:
             os.close(handle)
 
 
-def _open_folder(top: int, folder: str) -> int:
-    here = os.dup(top)
-    for name in folder.split("/") if folder else ():
+class BlockedError(ConflictError):
+    """A folder is needed where there is a file or a link."""
+
+    def __init__(self, message: str, *, hint: str, path: str) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+def open_folder(root: Path, top: int, folder: str, *, create: bool = False) -> int:
+    """Open a folder below another one without following links.
+
+    Args:
+        root: the upper folder, for errors.
+        top: its handle.
+        folder: the path below it; empty for the upper folder itself.
+        create: create what is missing, accessible by this user alone.
+
+    Raises:
+        BlockedError: a part of the path is a file or a link.
+    """
+    here, names = os.dup(top), folder.split("/") if folder else []
+    for number, name in enumerate(names, start=1):
         try:
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=here)
             inner = os.open(name, _FOLDER, dir_fd=here)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise _block(root, "/".join(names[:number])) from error
+            raise
         finally:
             os.close(here)
         here = inner
     return here
+
+
+def _block(root: Path, path: str) -> BlockedError:
+    full = root / path
+    return BlockedError(
+        f"{full} is not a folder: it is a file or a link",
+        hint=f"remove it, or rename it: mv '{full}' '{full}.old'",
+        path=path,
+    )
 
 
 def for_all(

@@ -14,22 +14,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from echelon.core.files import Entry, folders, is_inner, refuse_path, walk
+from echelon.core.files import (
+    BlockedError,
+    Entry,
+    folders,
+    is_inner,
+    open_folder,
+    refuse_path,
+    walk,
+)
 from echelon.core.records import UnreadableError
-from echelon.errors import ConflictError, UnavailableError
+from echelon.errors import UnavailableError
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
-"""A file or a link."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class BlockedError(ConflictError):
-    """A folder is needed where there is a file or a link."""
-
-    def __init__(self, message: str, *, hint: str, path: str) -> None:
-        super().__init__(message, hint=hint)
-        self.path = path
 
 
 class Tree:
@@ -66,28 +63,11 @@ class Tree:
             return self._last[1]
         if folder == self._missing and not create:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
-        here = os.dup(self._top)
-        for path in (*folders(folder), *filter(None, [folder])):
-            name = path.rpartition("/")[2]
-            try:
-                if create:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, 0o700, dir_fd=here)
-                inner = os.open(name, _FOLDER, dir_fd=here)
-            except OSError as error:
-                if error.errno in _NO_FOLDER:
-                    full = self.root / path
-                    raise BlockedError(
-                        f"{full} is not a folder: it is a file or a link",
-                        hint=f"remove it, or rename it: mv '{full}' '{full}.old'",
-                        path=path,
-                    ) from error
-                if error.errno == errno.ENOENT:
-                    self._missing = folder
-                raise
-            finally:
-                os.close(here)
-            here = inner
+        try:
+            here = open_folder(self.root, self._top, folder, create=create)
+        except FileNotFoundError:
+            self._missing = folder
+            raise
         self._keep(folder, here)
         self._missing = None
         return here

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from echelon.client.code.code_listing import IGNORE, Listing
-from echelon.core.files import Entry, Stamp
-from echelon.core.tree import BlockedError, Tree
+from echelon.core.files import BlockedError, Entry, Stamp
+from echelon.core.tree import Tree
 from echelon.errors import UsageError
 
 _TRIES = 3

@@ -42,9 +42,9 @@ from echelon.client.remote.project_description import (
 )
 from echelon.clusters.ssh.stream import CHUNK_BYTES, ChunkReader, ChunkWriter, Stream
 from echelon.core.atomic_file import make_private
-from echelon.core.files import Stamp
+from echelon.core.files import BlockedError, Stamp
 from echelon.core.frozen import frozen
-from echelon.core.tree import BlockedError, Tree, naming_folder
+from echelon.core.tree import Tree, naming_folder
 from echelon.core.waiting import wait_until
 from echelon.errors import (
     ConflictError,

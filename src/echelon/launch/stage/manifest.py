@@ -7,13 +7,13 @@ submission, so that no node has to look at slow storage to know whether its own 
 import hashlib
 import json
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from echelon.core.files import Entry, check_paths, for_all, walk
+from echelon.core.files import Entry, check_paths, walk
 from echelon.errors import NotPermittedError, UnavailableError
 
 FOLDER, FILE, LINK = "d", "f", "l"
@@ -125,13 +125,7 @@ def describe_folder(root: Path, beat: Callable[[], None] = lambda: None) -> Stag
     """
     if not root.is_dir():
         raise UnavailableError(f"{root} is not a folder", hint="check the path: ls -d " + str(root))
-
-    def list_at_once(
-        work: Callable[[str], Iterable[Entry]], folders: Sequence[str]
-    ) -> list[list[Entry]]:
-        return for_all(lambda folder: list(work(folder)), folders, beat)
-
-    found = map(_describe, walk(root, list_all=list_at_once))
+    found = map(_describe, walk(root, beat=beat))
     return StageManifest(tuple(sorted(filter(None, found))))
 
 
