@@ -157,12 +157,7 @@ class Stage:
             found = seen.pop(entry.path, None)
             good = found is not None and _is_kind(found, entry)
             if good and found and entry.kind == FILE:
-                size, mtime_ns, ctime_ns, _ = found.stamp
-                good = (size, mtime_ns, ctime_ns) == (
-                    entry.size,
-                    entry.mtime_ns,
-                    changed_ns[position],
-                )
+                good = found.stamp[:3] == (entry.size, entry.mtime_ns, changed_ns[position])
             if not good:
                 wrong = True
                 missing += [position] if entry.kind == FILE else []
