@@ -5,7 +5,7 @@ import socket
 import threading
 from dataclasses import dataclass, field
 
-from echelon.core.stream import Stream
+from echelon.clusters.ssh.stream import Stream
 
 
 class Cutting:

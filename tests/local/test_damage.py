@@ -19,7 +19,7 @@ from echelon.client.code.snapshot import take_snapshot
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.run.listing import list_runs
-from echelon.run.node_record import Entry, append_entries, record_path
+from echelon.run.node_record import NodeEvent, append_entries, record_path
 from echelon.run.request import read_spec, render_spec
 from echelon.spec.job_spec import JobSpec
 from echelon.train.checkpoint import Checkpointer
@@ -73,7 +73,7 @@ def _furnish(place):
         state = {"model": {"weight": torch.full((4,), float(step))}, "step": step}
         checkpointer.save(state, step=step, own={"seed": step}, metrics={"loss": 1.0}, wait=True)
     path = record_path("cluster", {"HOME": str(place)})
-    append_entries(path, [Entry(kind="excluded", node="n1", run="r", reason="bang")])
+    append_entries(path, [NodeEvent(kind="excluded", node="n1", run="r", reason="bang")])
     state = place / ".local" / "state" / "echelon"
     (state / "submitted").write_text(f"{'0' * 64}\n")
     (place / ".config" / "echelon").mkdir(parents=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from echelon.clusters.ssh.call import FOLLOW, LOST, MARK, SEND, SUBMIT, Call
+from echelon.clusters.ssh.stream import PatientFile, Stream
 from echelon.core.atomic_file import make_private
-from echelon.core.stream import PatientFile, Stream
 from echelon.errors import EchelonError, NotFoundError, UsageError
 
 

@@ -87,7 +87,7 @@ def _clusters(wanted: str) -> list[str]:
 def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict[str, "BadNode"]]:
     """Record that nodes are allowed again; return them as they were."""
     from echelon.core.nodes import expand  # noqa: PLC0415
-    from echelon.run.node_record import Entry, append_entries, record_path  # noqa: PLC0415
+    from echelon.run.node_record import NodeEvent, append_entries, record_path  # noqa: PLC0415
 
     left_out = list(dict.fromkeys(node for found in bad.values() for node in found))
     names = left_out if hosts == "all" else expand(hosts)
@@ -104,7 +104,7 @@ def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict
         path = record_path(cluster, os.environ)
         assert path is not None, "it was read from there"
         if found:
-            append_entries(path, [Entry(kind="forgiven", node=name) for name in found])
+            append_entries(path, [NodeEvent(kind="forgiven", node=name) for name in found])
     return forgiven
 
 

@@ -1,83 +1,32 @@
-"""Files below a folder, by paths that others chose: nothing outside is read or written.
+"""Single files below a folder that others may write to: nothing outside is read or written.
 
-Each folder on the way to a file is opened relative to the one above and without following links, so
-that a link which appears meanwhile leads nowhere.
+Each folder on the way to a file is opened without following links, as in `core.files.walk`.
 """
 
 import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from echelon.core.files import (
+    BlockedError,
+    Entry,
+    folders,
+    is_inner,
+    open_folder,
+    refuse_path,
+    walk,
+)
 from echelon.core.records import UnreadableError
-from echelon.core.terminal_escape import in_one_line
-from echelon.errors import ConflictError, NotPermittedError, UnavailableError
+from echelon.errors import UnavailableError
 
-_MOST_PATH_BYTES = 4096
-_MOST_NAME_BYTES = 255
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
-"""A file or a link."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def is_inner(path: object) -> bool:
-    """Tell whether a value is a path below a folder: relative, without `..`. Pure."""
-    if not isinstance(path, str) or not path or "\0" in path:
-        return False
-    try:
-        encoded = os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    names = encoded.split(b"/")
-    return len(encoded) < _MOST_PATH_BYTES and all(
-        name not in (b"", b".", b"..") and len(name) <= _MOST_NAME_BYTES for name in names
-    )
-
-
-def check_paths(paths: Iterable[object]) -> None:
-    """Check paths that another machine sent. Pure.
-
-    Raises:
-        NotPermittedError: one leads elsewhere, or goes through another that is not a folder.
-    """
-    known: set[str] = set()
-    for path in paths:
-        if not is_inner(path) or path in known:
-            raise _refuse(path)
-        known.add(str(path))
-    for path in known:
-        if not known.isdisjoint(folders(path)):
-            raise _refuse(path)
-
-
-def folders(path: str) -> Iterator[str]:
-    """Yield the folders around a path, the outermost first. Pure."""
-    at = path.find("/")
-    while at > 0:
-        yield path[:at]
-        at = path.find("/", at + 1)
-
-
-def _refuse(path: object) -> NotPermittedError:
-    return NotPermittedError(
-        f"refused the path '{in_one_line(str(path)[:200])}': it leads out of the folder",
-        hint="Echelon sends and records no such path; ask where the run or host is from",
-    )
-
-
-class BlockedError(ConflictError):
-    """A folder is needed where there is a file or a link."""
-
-    def __init__(self, message: str, *, hint: str, path: str) -> None:
-        super().__init__(message, hint=hint)
-        self.path = path
 
 
 class Tree:
@@ -114,35 +63,18 @@ class Tree:
             return self._last[1]
         if folder == self._missing and not create:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
-        here = os.dup(self._top)
-        for path in (*folders(folder), *filter(None, [folder])):
-            name = path.rpartition("/")[2]
-            try:
-                if create:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, 0o700, dir_fd=here)
-                inner = os.open(name, _FOLDER, dir_fd=here)
-            except OSError as error:
-                if error.errno in _NO_FOLDER:
-                    full = self.root / path
-                    raise BlockedError(
-                        f"{full} is not a folder: it is a file or a link",
-                        hint=f"remove it, or rename it: mv '{full}' '{full}.old'",
-                        path=path,
-                    ) from error
-                if error.errno == errno.ENOENT:
-                    self._missing = folder
-                raise
-            finally:
-                os.close(here)
-            here = inner
+        try:
+            here = open_folder(self.root, self._top, folder, create=create)
+        except FileNotFoundError:
+            self._missing = folder
+            raise
         self._keep(folder, here)
         self._missing = None
         return here
 
     def _split(self, path: str, *, create: bool = False) -> tuple[int, str]:
         if not is_inner(path):
-            raise _refuse(path)
+            raise refuse_path(path)
         folder, _, name = path.rpartition("/")
         return self._open(folder, create=create), name
 
@@ -157,6 +89,17 @@ class Tree:
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
+
+    def examine(self, path: str) -> Entry | None:
+        """Return the status of a file, link or folder, and a link's target; None without one.
+
+        Raises:
+            BlockedError: a folder around it is a file or a link.
+        """
+        status = self.find(path)
+        if status is None or not stat.S_ISLNK(status.st_mode):
+            return status and Entry(path, status)
+        return Entry(path, status, self.read_link(path))
 
     def open(self, path: str) -> BufferedReader:
         """Open a regular file for reading.
@@ -180,11 +123,7 @@ class Tree:
 
     def list_below(self, path: str) -> list[str]:
         """Return the paths of everything in a folder that is not a folder itself."""
-        found = []
-        for folder, inner, names in os.walk(self.root / path):
-            links = [name for name in inner if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
-            found += [os.path.relpath(f"{folder}/{name}", self.root) for name in (*names, *links)]
-        return found
+        return [one.path for one in walk(self.root, path) if not one.is_folder]
 
     def list_names(self, folder: str) -> list[str]:
         """Return the names in a folder; empty if it does not exist."""

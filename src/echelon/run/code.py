@@ -9,24 +9,17 @@ import hashlib
 import json
 import os
 import shutil
-import stat
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from echelon.core.files import Entry, Stamp, check_paths, for_all, walk
 from echelon.core.frozen import frozen
 from echelon.core.records import parse_json, read_bytes
-from echelon.core.tree import check_paths
 from echelon.errors import NotPermittedError
 from echelon.run.directory import RunDir
 
 BYTECODE = "__pycache__"
-RECENT_NS = 2 * 10**9
-"""A file changed this shortly before it was read may change again without a sign: file systems
-round times, and clocks of servers differ."""
-_READERS = 16
-"""How many files are read at a time: shared storage answers slowly, but to many."""
 _DAMAGED = (ValueError, TypeError, AttributeError, KeyError, OverflowError, NotPermittedError)
 """What reading a damaged manifest raises."""
 
@@ -53,23 +46,6 @@ class Code:
         return f"{self.commit[:10]} ({', '.join(facts)})" if facts else self.commit[:10]
 
 
-class Stamp(NamedTuple):
-    """What changes when a file does."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> "Stamp":
-        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
-
-    def is_recent(self) -> bool:
-        """Tell whether the file may change again without a sign."""
-        return max(self.mtime_ns, self.ctime_ns) > time.time_ns() - RECENT_NS
-
-
 class CopiedFile(NamedTuple):
     """A file of the code."""
 
@@ -82,7 +58,7 @@ class CopiedFile(NamedTuple):
 
 
 @frozen
-class Manifest:
+class CodeManifest:
     """Everything in a run's code, by path."""
 
     files: Mapping[str, CopiedFile]
@@ -90,13 +66,13 @@ class Manifest:
     """Links and their targets: those of the project, and those to entries that were not copied."""
 
 
-def render_manifest(manifest: Manifest) -> bytes:
+def render_manifest(manifest: CodeManifest) -> bytes:
     """Return a manifest as the content of its file."""
     record = {"files": dict(manifest.files), "links": dict(manifest.links)}
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-def read_manifest(run: RunDir, digest: str = "") -> Manifest:
+def read_manifest(run: RunDir, digest: str = "") -> CodeManifest:
     """Read the manifest of a run's code.
 
     Args:
@@ -117,14 +93,14 @@ def read_manifest(run: RunDir, digest: str = "") -> Manifest:
     return manifest
 
 
-def _parse_manifest(record: Any) -> Manifest:
+def _parse_manifest(record: Any) -> CodeManifest:
     files = {
         path: CopiedFile(str(digest), bool(executable), int(mtime_ns), source and Stamp(*source))
         for path, (digest, executable, mtime_ns, source) in record["files"].items()
     }
     links = {str(path): str(target) for path, target in record["links"].items()}
     check_paths([*files, *links])
-    return Manifest(files=files, links=links)
+    return CodeManifest(files=files, links=links)
 
 
 def verify_code(run: RunDir, code: Code) -> None:
@@ -136,58 +112,45 @@ def verify_code(run: RunDir, code: Code) -> None:
         NotPermittedError: something was changed, added or removed.
     """
     manifest = read_manifest(run, code.digest)
-    found = dict(_walk(run.code))
-    for path, kind in list(found.items()):
-        if kind == stat.S_IFDIR:
-            shutil.rmtree(run.code / path, ignore_errors=True)
-            if not (run.code / path).exists():
-                del found[path]
-    known = dict.fromkeys(manifest.files, stat.S_IFREG)
-    known |= dict.fromkeys(manifest.links, stat.S_IFLNK)
-    if found != known:
-        path = min(set(found.items()) ^ set(known.items()))[0]
-        what = "was added" if path not in known else "is missing or replaced"
-        raise _refuse(f"{run.code / path} {what}")
-    for path, target in manifest.links.items():
-        if str((run.code / path).readlink()) != target:
+    found = _find_entries(run.code)
+    known = manifest.files.keys() | manifest.links.keys()
+    for path in sorted(found.keys() | known):
+        if path not in known:
+            raise _refuse(f"{run.code / path} was added")
+        entry, target = found.get(path), manifest.links.get(path)
+        if entry is None or not (entry.is_file if target is None else entry.is_link):
+            raise _refuse(f"{run.code / path} is missing or replaced")
+        if target is not None and entry.target != target:
             raise _refuse(f"{run.code / path} is not what was submitted")
-    paths = list(manifest.files)
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  seldom needed
 
-    with ThreadPoolExecutor(_READERS) as pool:
-        parts = [paths[number::_READERS] for number in range(_READERS)]
-        for changed in pool.map(lambda part: _find_changed(run.code, manifest, part), parts):
-            if changed:
-                raise _refuse(f"{run.code / changed} is not what was submitted")
+    def check(path: str) -> None:
+        if _compute_digest(run.code / path) != manifest.files[path].digest:
+            raise _refuse(f"{run.code / path} is not what was submitted")
+
+    for_all(check, list(manifest.files))
 
 
-def _find_changed(code: Path, manifest: Manifest, paths: Iterable[str]) -> str:
-    """Return the first of some files with another digest; empty if there is none."""
-    for path in paths:
-        try:
-            with (code / path).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            digest = ""
-        if digest != manifest.files[path].digest:
-            return path
-    return ""
-
-
-def _walk(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield each entry's path and type; of folders only those with bytecode."""
-    left = [""]
+def _find_entries(code: Path) -> dict[str, Entry]:
+    """Remove bytecode from a run's code; return the rest, without folders."""
+    found = {}
     with contextlib.suppress(FileNotFoundError):
-        while left:
-            before = left.pop()
-            with os.scandir(root / before) as entries:
-                for entry in entries:
-                    path = f"{before}{entry.name}"
-                    kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)
-                    if kind == stat.S_IFDIR and entry.name != BYTECODE:
-                        left.append(f"{path}/")
-                    else:
-                        yield path, kind
+        for entry in walk(code, enter=lambda folder: folder.name != BYTECODE):
+            if entry.is_folder and entry.name == BYTECODE:
+                shutil.rmtree(code / entry.path, ignore_errors=True)
+                if (code / entry.path).exists():
+                    found[entry.path] = entry
+            elif not entry.is_folder:
+                found[entry.path] = entry
+    return found
+
+
+def _compute_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _refuse(what: str) -> NotPermittedError:

@@ -3,12 +3,12 @@
 Read from the events of its controllers, which remain even if the controllers were killed.
 """
 
-import os
 import re
 from collections.abc import Container, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from echelon.core.files import Entry, walk
 from echelon.core.frozen import frozen
 from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
@@ -98,19 +98,18 @@ def has_written(folder: Path, since_s: float, *, run: RunDir) -> bool:
     """
     own = run.path.resolve()
     skipped = {own.parent, *(own / name for name in OWN_FILES)}
-    files = (file for place in (folder.resolve(), own) for file in _walk(place, skipped))
+    files = (file for place in (folder.resolve(), own) for file in _list_files(place, skipped))
     return any(_changed_s(file) > since_s for file in islice(files, _MOST_FILES))
 
 
-def _walk(place: Path, skipped: Container[Path]) -> Iterator[Path]:
-    for path, folders, names in os.walk(place):
-        folders[:] = [
-            name
-            for name in folders
-            if name[0] != "." and name != "__pycache__" and Path(path, name) not in skipped
-        ]
-        files = (Path(path, name) for name in names if name[0] != ".")
-        yield from (file for file in files if file not in skipped)
+def _list_files(place: Path, skipped: Container[Path]) -> Iterator[Path]:
+    def is_wanted(entry: Entry) -> bool:
+        named = entry.name[0] != "." and entry.name != "__pycache__"
+        return named and place / entry.path not in skipped
+
+    for entry in walk(place, enter=is_wanted, on_error=lambda _error: None):
+        if not entry.is_folder and is_wanted(entry):
+            yield place / entry.path
 
 
 def _changed_s(file: Path) -> float:

@@ -44,7 +44,7 @@ def _read_keep_s(raw: object) -> float | None:
 
 
 @frozen
-class Entry:
+class NodeEvent:
     """One line of a cluster's file."""
 
     kind: str
@@ -88,7 +88,7 @@ def blames_node(failure: Failure) -> bool:
             return failure.cause in ("gpu fault", "start")
 
 
-def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
+def bad_nodes(entries: Sequence[NodeEvent], *, now_s: float) -> dict[str, BadNode]:
     """Return the nodes to avoid, by name.
 
     One failed start check is enough, and so are two mishaps in one run. Mishaps of different runs
@@ -101,7 +101,7 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
         harm[entry.run][entry.node] += entry.kind == "mishap"
     found: dict[str, BadNode] = {}
     for node in sorted({entry.node for entry in entries}):
-        own: list[Entry] = []
+        own: list[NodeEvent] = []
         bad: BadNode | None = None
         for entry in (entry for entry in entries if entry.node == node):
             if entry.kind == "forgiven" or (bad and bad.until_s <= entry.time_s):
@@ -123,7 +123,7 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
     return found
 
 
-def _find_reason(own: Sequence[Entry], others: int) -> str:
+def _find_reason(own: Sequence[NodeEvent], others: int) -> str:
     """Return why a node's entries make it a bad one; empty if they do not.
 
     Args:
@@ -180,18 +180,18 @@ def known_clusters(environ: Mapping[str, str]) -> list[str]:
         return []
 
 
-def read_entries(path: Path | None) -> list[Entry]:
+def read_entries(path: Path | None) -> list[NodeEvent]:
     """Return a file's entries; lines that are damaged or of other programs are skipped."""
     found = []
     with suppress(OSError):
         for time_s, event, data in EventReader(path, Event).read() if path else ():
-            entry = decode(Entry, {**data, "kind": event.kind, "time_s": time_s})
+            entry = decode(NodeEvent, {**data, "kind": event.kind, "time_s": time_s})
             if entry.kind in _KINDS and _NAME.fullmatch(entry.node):
                 found.append(entry)
     return found
 
 
-def append_entries(path: Path, entries: Iterable[Entry]) -> None:
+def append_entries(path: Path, entries: Iterable[NodeEvent]) -> None:
     """Add lines to a file, each in one write.
 
     Raises:
@@ -229,7 +229,7 @@ class NodeRecord:
         if not self._path or not blames_node(failure):
             return
         kind = "excluded" if failure.cause == "start" else "mishap"
-        entry = Entry(
+        entry = NodeEvent(
             kind=kind,
             node=failure.node,
             run=self._run_id,
@@ -241,7 +241,7 @@ class NodeRecord:
         self._threads.append(thread)
         thread.start()
 
-    def _write(self, path: Path, entry: Entry) -> None:
+    def _write(self, path: Path, entry: NodeEvent) -> None:
         try:
             append_entries(path, [entry])
         except OSError as error:

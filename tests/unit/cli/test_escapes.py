@@ -9,7 +9,7 @@ import pytest
 from echelon.cli import main
 from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
-from echelon.run.node_record import Entry, append_entries, record_path
+from echelon.run.node_record import NodeEvent, append_entries, record_path
 from recorded_run import record_run
 
 EVIL = "x\x1b]0;title\x07\x1b[2J\x1b[1A\x9b2J\x08\u202egnp\x1bP1q\x1b\\"
@@ -24,7 +24,7 @@ def place(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     record_run(tmp_path / "runs", text=EVIL)
     path = record_path("cluster", {"HOME": str(tmp_path)})
-    append_entries(path, [Entry(kind="excluded", node="n1", run=EVIL, reason=EVIL)])
+    append_entries(path, [NodeEvent(kind="excluded", node="n1", run=EVIL, reason=EVIL)])
     return tmp_path
 
 

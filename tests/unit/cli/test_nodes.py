@@ -4,7 +4,7 @@ from datetime import datetime
 import pytest
 
 from echelon.cli.main import run
-from echelon.run.node_record import Entry, append_entries, record_path
+from echelon.run.node_record import NodeEvent, append_entries, record_path
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def environ(tmp_path, monkeypatch):
 @pytest.fixture
 def two_clusters(environ):
     for cluster, nodes in (("alpha", ["node3", "node4"]), ("beta", ["node3"])):
-        entries = [Entry(kind="excluded", node=n, run="a-x", reason="no GPU") for n in nodes]
+        entries = [NodeEvent(kind="excluded", node=n, run="a-x", reason="no GPU") for n in nodes]
         append_entries(record_path(cluster, environ), entries)
 
 
@@ -50,7 +50,9 @@ def test_the_list_says_since_when_and_why(capsys, two_clusters):
 
 def test_the_list_says_until_when(capsys, environ):
     lasts = {"node3": 7 * 24 * 3600, "node4": 3600, "node5": 0}
-    entries = [Entry(kind="excluded", node=node, keep_s=keep_s) for node, keep_s in lasts.items()]
+    entries = [
+        NodeEvent(kind="excluded", node=node, keep_s=keep_s) for node, keep_s in lasts.items()
+    ]
     append_entries(record_path("alpha", environ), entries)
     rows = json.loads(told(capsys, "--json").out)
     assert [row["node"] for row in rows] == ["node3", "node4"]

@@ -4,7 +4,7 @@ import time
 
 from echelon.run.node_record import (
     KEEP_S,
-    Entry,
+    NodeEvent,
     add_bad,
     append_entries,
     exclusions,
@@ -31,7 +31,7 @@ def test_they_are_read_from_the_clusters_own_file(tmp_path):
         return exclusions(cluster, variables, nodelist="", exclude="", now_s=time.time() + later_s)
 
     assert known("alpha", environ) == ""
-    append_entries(record_path("alpha", environ), [Entry(kind="excluded", node="node3")])
+    append_entries(record_path("alpha", environ), [NodeEvent(kind="excluded", node="node3")])
     assert known("alpha", environ) == "node3"
     assert known("beta", environ) == ""
     assert known("alpha", {}) == ""

@@ -11,7 +11,7 @@ import pytest
 from echelon.run.node_record import (
     KEEP_S,
     BadNode,
-    Entry,
+    NodeEvent,
     NodeRecord,
     append_entries,
     bad_nodes,
@@ -33,7 +33,7 @@ def bad(entries, now_s=100.0):
 
 
 def mishap(node="node3", run="a", cause="lost node", time_s=0.0):
-    return Entry(
+    return NodeEvent(
         kind="mishap", node=node, run=run, cause=cause, reason="its agent was lost", time_s=time_s
     )
 
@@ -78,7 +78,9 @@ def test_two_mishaps_in_different_runs_do_not():
 
 
 def test_one_failed_check_is_enough():
-    check = Entry(kind="excluded", node="node3", run="a", reason="nvidia-smi -L ended", time_s=5)
+    check = NodeEvent(
+        kind="excluded", node="node3", run="a", reason="nvidia-smi -L ended", time_s=5
+    )
     found = bad([mishap("node1"), check])
     assert found == {
         "node3": BadNode(
@@ -88,11 +90,11 @@ def test_one_failed_check_is_enough():
 
 
 def test_what_was_forgiven_counts_no_more():
-    forgiven = Entry(kind="forgiven", node="node3")
+    forgiven = NodeEvent(kind="forgiven", node="node3")
     assert bad([mishap(), mishap(), forgiven]) == {}
     assert bad([mishap(), forgiven, mishap()]) == {}
     assert set(bad([mishap(), mishap(), forgiven, mishap(), mishap()])) == {"node3"}
-    other = Entry(kind="forgiven", node="node1")
+    other = NodeEvent(kind="forgiven", node="node1")
     assert set(bad([mishap(), mishap(), other])) == {"node3"}
 
 
@@ -111,7 +113,7 @@ def test_ranks_that_are_killed_everywhere_are_nobodys_fault():
 
 
 def failed_check(time_s, keep_s=KEEP_S):
-    return Entry(kind="excluded", node="node3", run="a", time_s=time_s, keep_s=keep_s)
+    return NodeEvent(kind="excluded", node="node3", run="a", time_s=time_s, keep_s=keep_s)
 
 
 def until(entries, now_s):
@@ -166,7 +168,7 @@ def test_where_the_files_are():
 def test_what_is_written_is_read_again_and_nobody_elses_to_see(tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     path = record_path("alpha", environ)
-    written = [mishap(), Entry(kind="forgiven", node="node3")]
+    written = [mishap(), NodeEvent(kind="forgiven", node="node3")]
     for entry in written:
         append_entries(path, [entry])
     found = read_entries(path)
@@ -199,12 +201,12 @@ def test_lines_that_are_torn_or_somebody_elses_are_passed_over(tmp_path):
 APPENDER = """\
 import sys
 from pathlib import Path
-from echelon.run.node_record import Entry, append_entries
+from echelon.run.node_record import NodeEvent, append_entries
 path, name = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(300):
-    append_entries(path, [Entry(kind="mishap", node=name, run=str(number), reason="x" * 400)])
+    append_entries(path, [NodeEvent(kind="mishap", node=name, run=str(number), reason="x" * 400)])
 """
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from echelon.client.code.code_entries import examine, place_link, relocate_link
 from echelon.client.code.code_listing import find_kind, list_project
 from echelon.client.code.snapshot import read_own_manifest
+from echelon.core.files import BlockedError
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
-from echelon.core.tree import BlockedError, Tree
+from echelon.core.tree import Tree
 from echelon.errors import NotFoundError
-from echelon.run.code import Code, CopiedFile, Manifest, read_manifest
+from echelon.run.code import Code, CodeManifest, CopiedFile, read_manifest
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code
 
@@ -72,7 +73,7 @@ def read_run(run: RunDir) -> Side:
     return Side(name=run.run_id, folder=run.code, files=_identify(read_manifest(run), code.root))
 
 
-def _identify(manifest: Manifest, root: str) -> dict[str, str]:
+def _identify(manifest: CodeManifest, root: str) -> dict[str, str]:
     links = {
         path: f"{_LINK}{target}"
         for path, target in manifest.links.items()

@@ -2,43 +2,27 @@
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from echelon.client.code.code_listing import IGNORE, Listing
-from echelon.core.frozen import frozen
-from echelon.core.tree import BlockedError, Tree
+from echelon.core.files import BlockedError, Entry, Stamp
+from echelon.core.tree import Tree
 from echelon.errors import UsageError
-from echelon.run.code import Stamp
 
 _TRIES = 3
 """How often a file is read that changes meanwhile."""
 
 
-@frozen
-class Entry:
-    """A file or link of a project."""
-
-    path: str
-    stamp: Stamp
-    mode: int
-    target: str = ""
-    """Of a link."""
-
-
 def examine(root: Path, listing: Listing) -> Iterator[Entry]:
-    """Yield the files and links of a listing that exist, with their size and times."""
+    """Yield the files and links of a listing that exist."""
     with Tree(root) as tree:
         for path in listing.code:
             # Deleted meanwhile, or git still lists the files of a folder that became a link.
             with contextlib.suppress(FileNotFoundError, BlockedError):
-                found = tree.find(path)
-                if found and stat.S_ISLNK(found.st_mode):
-                    target = tree.read_link(path)
-                    yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode, target=target)
-                elif found and stat.S_ISREG(found.st_mode):
-                    yield Entry(path=path, stamp=Stamp.of(found), mode=found.st_mode)
+                found = tree.examine(path)
+                if found and (found.is_file or found.is_link):
+                    yield found
 
 
 def place_link(root: Path, path: str, target: str) -> str:

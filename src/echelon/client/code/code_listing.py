@@ -21,11 +21,11 @@ from echelon.client.code.mirror_record import (
     list_beside,
     read_mirror,
 )
+from echelon.core.files import Entry, folders, walk
 from echelon.core.frozen import frozen
 from echelon.core.git import list_filters, run_git
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
-from echelon.core.tree import folders
 from echelon.errors import MissingProgramError, UsageError
 from echelon.run.directory import FETCHED
 
@@ -343,27 +343,25 @@ def parse_commit(lines: Iterable[str]) -> Commit:
 def _list_folder(root: Path, *, runs: Path) -> Listing:
     code: list[str] = []
     beside: list[str] = []
-    left = [""]
-    while left and len(code) <= MOST_FILES:
-        before = left.pop()
-        try:
-            with os.scandir(root / before) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {root / before}: {error.strerror}",
-                hint=f"exclude it: echo /{before} >> {root / IGNORE}",
-            ) from error
-        for entry in entries:
-            path = f"{before}{entry.name}"
-            if not entry.is_dir(follow_symlinks=False):
-                plain = entry.is_file(follow_symlinks=False) or entry.is_symlink()
-                (code if plain else beside).append(path)
-            elif Path(entry.path) == runs or _is_beside(Path(entry.path)):
-                beside.append(f"{path}/")
-            else:
-                left.append(f"{path}/")
-    return Listing(code=tuple(code), beside=tuple(beside))
+
+    def enter(folder: Entry) -> bool:
+        if root / folder.path != runs and not _is_beside(root / folder.path):
+            return True
+        beside.append(f"{folder.path}/")
+        return False
+
+    try:
+        for entry in walk(root, enter=enter):
+            if not entry.is_folder:
+                (code if entry.is_file or entry.is_link else beside).append(entry.path)
+            if len(code) > MOST_FILES:
+                break
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {error.filename}: {error.strerror}",
+            hint=f"exclude it: echo '/{os.path.relpath(error.filename, root)}' >> {root / IGNORE}",
+        ) from error
+    return Listing(code=tuple(sorted(code)), beside=tuple(sorted(beside)))
 
 
 def _is_beside(folder: Path) -> bool:

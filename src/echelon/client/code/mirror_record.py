@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.codec import decode, encode
+from echelon.core.files import Stamp, folders
 from echelon.core.frozen import frozen
 from echelon.core.records import parse_json, read_bytes, render_json
-from echelon.core.tree import folders
 from echelon.core.userstate import is_remembered, remember
 from echelon.errors import UnavailableError
-from echelon.run.code import Stamp
 
 OWN_FOLDER = ".echelon"
 """The folder of a mirror with its lock and records."""

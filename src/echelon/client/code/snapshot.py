@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from echelon.client.code.code_entries import Entry, examine, place_link, read_settled
+from echelon.client.code.code_entries import examine, place_link, read_settled
 from echelon.client.code.code_listing import (
     IGNORE,
     MOST_FILES,
@@ -21,6 +21,7 @@ from echelon.client.code.code_listing import (
     read_commit,
 )
 from echelon.core.atomic_file import write_atomic
+from echelon.core.files import Entry
 from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
@@ -30,8 +31,8 @@ from echelon.core.userstate import is_remembered, remember
 from echelon.errors import EchelonError, UsageError
 from echelon.run.code import (
     Code,
+    CodeManifest,
     CopiedFile,
-    Manifest,
     read_manifest,
     render_manifest,
 )
@@ -52,7 +53,7 @@ class Earlier:
     """The code of an earlier run."""
 
     folder: Path
-    manifest: Manifest
+    manifest: CodeManifest
 
 
 def take_snapshot(
@@ -106,7 +107,7 @@ def take_snapshot(
     )
 
 
-def store_manifest(run: RunDir, manifest: Manifest) -> str:
+def store_manifest(run: RunDir, manifest: CodeManifest) -> str:
     """Write the manifest of a run's code, and return its SHA-256."""
     content = render_manifest(manifest)
     remember(content, os.environ)
@@ -131,7 +132,7 @@ def check_size(
     Raises:
         UsageError: it is; the message lists the largest folders and files.
     """
-    sizes = {entry.path: entry.stamp.size for entry in entries}
+    sizes = {entry.path: entry.status.st_size for entry in entries}
     total = sum(sizes.values())
     if len(sizes) + links > MOST_FILES:
         about = f"more than {MOST_FILES:,} files"
@@ -184,7 +185,7 @@ def find_earlier(run: RunDir, root: Path) -> Earlier | None:
     return None
 
 
-def read_own_manifest(run: RunDir) -> Manifest | None:
+def read_own_manifest(run: RunDir) -> CodeManifest | None:
     """Return the manifest of a run's code if this user wrote it.
 
     One of a run from elsewhere may say of any file that it is the same as its copy.
@@ -204,7 +205,7 @@ def copy_code(
     *,
     earlier: Earlier | None,
     added: Mapping[str, bytes],
-) -> Manifest:
+) -> CodeManifest:
     """Copy files and links of a project, and link what is beside them; return what was made."""
     made = _Folders(copy)
     files: dict[str, CopiedFile] = {}
@@ -212,7 +213,7 @@ def copy_code(
     with Tree(root) as tree:
         for entry in entries:
             made.make(entry.path)
-            if stat.S_ISLNK(entry.mode):
+            if entry.is_link:
                 links[entry.path] = place_link(root, entry.path, entry.target)
                 os.symlink(links[entry.path], f"{copy}/{entry.path}")  # noqa: PTH211  many of them
             elif copied := _copy(tree, entry, copy, earlier):
@@ -228,7 +229,7 @@ def copy_code(
         mtime_ns = os.stat(f"{copy}/{path}").st_mtime_ns  # noqa: PTH116
         files[path] = CopiedFile(hashlib.sha256(content).hexdigest(), False, mtime_ns, None)
     made.close()
-    return Manifest(files=files, links=links)
+    return CodeManifest(files=files, links=links)
 
 
 class _Folders:
@@ -256,7 +257,7 @@ def _copy(tree: Tree, entry: Entry, copy: Path, earlier: Earlier | None) -> Copi
     """Copy a file, or link it to its earlier copy; None if it is gone."""
     known = earlier.manifest.files.get(entry.path) if earlier else None
     before = f"{earlier.folder}/{entry.path}" if earlier else ""
-    target, executable = f"{copy}/{entry.path}", bool(entry.mode & stat.S_IXUSR)
+    target, executable = f"{copy}/{entry.path}", entry.is_executable
     unchanged = known and (known.source, known.executable) == (entry.stamp, executable)
     if known and unchanged and _link(before, known, target):
         return known

@@ -1,12 +1,10 @@
 """What runs hold on disk, and which of them may be removed."""
 
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from echelon.core.atomic_file import remove_tree
+from echelon.core.files import walk
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.units import counted, render_time
@@ -47,16 +45,17 @@ def measure(run: RunDir, job: Job) -> Holding:
     """Return what a run holds."""
     sizes = {"code": 0, "checkpoints": 0, "logs": 0}
     foreign, written_s = False, 0.0
-    for entry in os.scandir(run.path):
-        kind = "logs" if entry.name in OWN_FILES else "checkpoints"
-        if entry.name in _CODE:
-            kind = "code"
-        size, newest_s = _weigh(entry)
-        sizes[kind] += size
+    for entry in walk(run.path, on_error=lambda _error: None):
+        top, _, inner = entry.path.partition("/")
+        kind = "code" if top in _CODE else "logs" if top in OWN_FILES else "checkpoints"
+        if entry.is_folder and inner:
+            continue
+        if not entry.is_folder:
+            sizes[kind] += entry.status.st_size // max(1, entry.status.st_nlink)
         if kind == "checkpoints":
-            foreign |= entry.name != run.checkpoints.name or bool(size)
+            foreign |= top != run.checkpoints.name or bool(sizes[kind])
         if kind != "code":
-            written_s = max(written_s, newest_s)
+            written_s = max(written_s, entry.status.st_mtime)
     return Holding(
         run=run,
         state=job.state,
@@ -67,20 +66,6 @@ def measure(run: RunDir, job: Job) -> Holding:
         checkpoints=sizes["checkpoints"],
         logs=sizes["logs"],
     )
-
-
-def _weigh(entry: "os.DirEntry[str]") -> tuple[int, float]:
-    """Return the size and newest time of a file, or of all files in a folder."""
-    found = entry.stat(follow_symlinks=False)
-    if not stat.S_ISDIR(found.st_mode):
-        return found.st_size // max(1, found.st_nlink), found.st_mtime
-    size, newest_s = 0, found.st_mtime
-    for path, _, names in os.walk(entry.path):
-        for name in names:
-            one = Path(path, name).lstat()
-            size += one.st_size // max(1, one.st_nlink)
-            newest_s = max(newest_s, one.st_mtime)
-    return size, newest_s
 
 
 def choose(

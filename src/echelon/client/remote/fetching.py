@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.client.code.code_listing import parse_ignore
+from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
 from echelon.core.atomic_file import make_private
+from echelon.core.files import BlockedError, Entry, check_paths, folders, is_inner, walk
 from echelon.core.frozen import frozen
 from echelon.core.records import to_count
-from echelon.core.stream import CHUNK_BYTES, Stream
-from echelon.core.tree import BlockedError, Tree, check_paths, folders, is_inner, naming_folder
+from echelon.core.tree import Tree, naming_folder
 from echelon.core.units import counted
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
@@ -58,8 +59,6 @@ class RunFile(NamedTuple):
     size: int
     mtime_ns: int
     executable: bool
-    inode: int
-    """Another one shows that the file was replaced; only for the host."""
 
 
 @frozen
@@ -94,37 +93,41 @@ def send_files(run_path: Path, wanted: Sequence[str], stream: Stream) -> None:
     """
     with stream.reporting(), naming_folder(run_path):
         files = list_files(run_path, wanted)
-        stream.send({"files": {path: file[:3] for path, file in files.items()}})
+        listed = {
+            path: RunFile(one.status.st_size, one.status.st_mtime_ns, one.is_executable)
+            for path, one in files.items()
+        }
+        stream.send({"files": listed})
         needs = stream.receive().get("needs")
         if not isinstance(needs, dict) or not needs.keys() <= files.keys():
             raise stream.refuse("files that were not listed were asked for")
         with Tree(run_path) as tree:
             for path, offset in needs.items():
-                _send_file(tree, path, files[path], to_count(offset) or 0, stream)
+                _send_file(tree, files[path], to_count(offset) or 0, stream)
         stream.flush()
 
 
-def list_files(run_path: Path, wanted: Sequence[str]) -> dict[str, RunFile]:
-    """Return the files of a run that match patterns; see `send_files`."""
+def list_files(run_path: Path, wanted: Sequence[str]) -> dict[str, Entry]:
+    """Return the files of a run that match patterns, sorted by path; see `send_files`."""
     patterns = parse_wanted(wanted)
-    with os.scandir(run_path) as entries:
-        top = sorted(entry.name for entry in entries)
-    names = [name for name in top if any(_may_begin(one, name) for one in patterns)]
-    found: dict[str, RunFile] = {}
+    found: list[Entry] = []
     matched: set[str] = set()
-    for path, status in _walk(run_path, names):
-        matching = [one for one, pattern in patterns.items() if pattern.fullmatch(path)]
-        matched.update(matching)
-        if matching:
-            executable = bool(status.st_mode & stat.S_IXUSR)
-            found[path] = RunFile(status.st_size, status.st_mtime_ns, executable, status.st_ino)
+
+    def enter(folder: Entry) -> bool:
+        return "/" in folder.path or any(_may_begin(one, folder.path) for one in patterns)
+
+    for entry in walk(run_path, enter=enter):
+        if entry.is_file and not _PART.fullmatch(entry.name):
+            matching = [one for one, pattern in patterns.items() if pattern.fullmatch(entry.path)]
+            matched.update(matching)
+            found += [entry] if matching else []
     missing = [one for one in wanted if one not in matched]
     if missing:
         raise NotFoundError(
             f"the run '{run_path.name}' has no files that match '{missing[0]}'",
-            hint=f"choose from: {', '.join(top)}",
+            hint=f"choose from: {', '.join(sorted(os.listdir(run_path)))}",  # noqa: PTH208  names
         )
-    return found
+    return {entry.path: entry for entry in sorted(found)}
 
 
 def parse_wanted(wanted: Sequence[str]) -> dict[str, re.Pattern[str]]:
@@ -148,27 +151,12 @@ def _may_begin(wanted: str, name: str) -> bool:
     return "**" in first or parse_ignore(f"/{first}").fullmatch(name) is not None
 
 
-def _walk(root: Path, names: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files below entries of a folder, without following links."""
-    left = sorted(names, reverse=True)
-    while left:
-        path = left.pop()
-        try:
-            status = os.lstat(f"{root}/{path}")
-            if stat.S_ISDIR(status.st_mode):
-                inner = os.listdir(f"{root}/{path}")  # noqa: PTH208  names
-                left += sorted((f"{path}/{name}" for name in inner), reverse=True)
-        except FileNotFoundError:  # deleted meanwhile
-            continue
-        if stat.S_ISREG(status.st_mode) and not _PART.fullmatch(path.rpartition("/")[2]):
-            yield path, status
-
-
-def _send_file(tree: Tree, path: str, listed: RunFile, offset: int, stream: Stream) -> None:
+def _send_file(tree: Tree, listed: Entry, offset: int, stream: Stream) -> None:
     """Send a file from an offset to the size that was listed: it may be growing.
 
     A file that was replaced is sent as it is now. One that became shorter is not sent.
     """
+    path = listed.path
     try:
         file = tree.open(path)
     except (OSError, BlockedError) as error:
@@ -178,8 +166,8 @@ def _send_file(tree: Tree, path: str, listed: RunFile, offset: int, stream: Stre
         return
     with file:
         status = os.fstat(file.fileno())
-        size, mtime_ns = listed.size, listed.mtime_ns
-        if status.st_ino != listed.inode:
+        size, mtime_ns = listed.status.st_size, listed.status.st_mtime_ns
+        if status.st_ino != listed.status.st_ino:
             size, mtime_ns, offset = status.st_size, status.st_mtime_ns, 0
         if status.st_size < size:
             stream.send({"path": path, "skipped": "it became shorter"})
@@ -292,7 +280,7 @@ def _parse_file(size: Any, mtime_ns: Any, executable: bool, stream: Stream) -> R
     count, time_ns = to_count(size), to_count(mtime_ns, below=_MOST_TIME_NS)
     if count is None or time_ns is None:
         raise stream.refuse("a file without size or time")
-    return RunFile(count, time_ns, executable, 0)
+    return RunFile(count, time_ns, executable)
 
 
 @contextmanager

@@ -40,10 +40,11 @@ from echelon.client.remote.project_description import (
     parse_project,
     render_project,
 )
+from echelon.clusters.ssh.stream import CHUNK_BYTES, ChunkReader, ChunkWriter, Stream
 from echelon.core.atomic_file import make_private
+from echelon.core.files import BlockedError, Stamp
 from echelon.core.frozen import frozen
-from echelon.core.stream import CHUNK_BYTES, ChunkReader, ChunkWriter, Stream
-from echelon.core.tree import BlockedError, Tree, naming_folder
+from echelon.core.tree import Tree, naming_folder
 from echelon.core.waiting import wait_until
 from echelon.errors import (
     ConflictError,
@@ -52,7 +53,6 @@ from echelon.errors import (
     UnavailableError,
     UsageError,
 )
-from echelon.run.code import Stamp
 
 _LOCK = f"{OWN_FOLDER}/lock"
 _PENDING = f"{OWN_FOLDER}/pending.json"

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from echelon.client.remote.project_description import Project
+from echelon.core.files import Stamp, folders
 from echelon.core.frozen import frozen
-from echelon.core.tree import folders
-from echelon.run.code import Stamp
 
 FOLDER = "folder"
 """The identity of a folder."""

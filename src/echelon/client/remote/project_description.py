@@ -14,7 +14,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from echelon.client.code.code_entries import Entry, examine, read_settled, relocate_link
+from echelon.client.code.code_entries import examine, read_settled, relocate_link
 from echelon.client.code.code_listing import (
     IGNORE,
     MOST_FILES,
@@ -26,13 +26,13 @@ from echelon.client.code.mirror_record import OWN_FOLDER, Commit
 from echelon.client.code.snapshot import MOST_BYTES, check_size
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.codec import decode, encode
+from echelon.core.files import Entry, Stamp, check_paths
 from echelon.core.frozen import frozen
 from echelon.core.records import MOST_BYTES as MOST_RECORD
 from echelon.core.records import find_record, render_json, to_count
 from echelon.core.shell import Shell
-from echelon.core.tree import Tree, check_paths
+from echelon.core.tree import Tree
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
-from echelon.run.code import Stamp
 
 RUNS = "runs"
 """The folder of runs in a mirror."""

@@ -22,7 +22,7 @@ _FILE = "hosts.jsonl"
 
 
 @frozen
-class Entry:
+class RemoteRun:
     """A run on another host."""
 
     run: str
@@ -46,7 +46,7 @@ def record_run(
     folder = state_folder(environ)
     if folder is None:
         return
-    entry = Entry(
+    entry = RemoteRun(
         run=run_id,
         project=str(project),
         submitted=datetime.now(tz=UTC).isoformat(timespec="seconds"),
@@ -62,7 +62,7 @@ def forget_run(run_id: str, environ: Mapping[str, str]) -> None:
         append_line(folder / _FILE, json.dumps({"run": run_id, "gone": True}))
 
 
-def read_register(environ: Mapping[str, str]) -> list[Entry]:
+def read_register(environ: Mapping[str, str]) -> list[RemoteRun]:
     """Return what is known, the oldest first; damaged lines are left out."""
     folder = state_folder(environ)
     if folder is None:
@@ -71,20 +71,20 @@ def read_register(environ: Mapping[str, str]) -> list[Entry]:
         lines = read_bytes(folder / _FILE).decode(errors="replace").splitlines()
     except OSError:
         return []
-    found: dict[str, Entry] = {}
+    found: dict[str, RemoteRun] = {}
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             values = json.loads(line)
             if isinstance(values, dict) and values.get("gone"):
                 found.pop(values["run"], None)
             else:
-                found[values["run"]] = decode(Entry, values)
+                found[values["run"]] = decode(RemoteRun, values)
     return list(found.values())
 
 
 def find_entry(
-    known: list[Entry], name: str, project: Path, *, sweep: bool = False
-) -> Entry | None:
+    known: list[RemoteRun], name: str, project: Path, *, sweep: bool = False
+) -> RemoteRun | None:
     """Return the run or sweep that a name means: its id, a unique prefix of it, or `last`. Pure.
 
     Raises:

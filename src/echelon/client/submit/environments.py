@@ -5,7 +5,7 @@ from pathlib import Path
 
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError
-from echelon.launch.stage.manifest import SYSTEM, walk
+from echelon.launch.stage.manifest import SYSTEM, describe_folder
 from echelon.run.request import Environment
 from echelon.spec.job_spec import JobSpec
 
@@ -32,6 +32,6 @@ def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment |
             prefix = shell.run([python, "-c", _LOOK], timeout_s=_LOOK_S).check().stdout.strip()
         if prefix in SYSTEM:
             return None
-        return Environment(prefix=prefix, digest=walk(Path(prefix)).digest)
+        return Environment(prefix=prefix, digest=describe_folder(Path(prefix)).digest)
     except (EchelonError, OSError):
         return None

@@ -19,10 +19,10 @@ from echelon.client.submit.pipeline import Checked, Request, check, prepare, sub
 from echelon.client.submit.requests import flatten
 from echelon.client.submit.target import Target
 from echelon.clusters.slurm.cluster import SlurmCluster
+from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import mark_tasks
-from echelon.core.stream import Stream
 from echelon.errors import UnavailableError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir

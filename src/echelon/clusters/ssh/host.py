@@ -15,8 +15,8 @@ from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.failures import UnreachableError, explain_ssh, is_lost
 from echelon.clusters.ssh.installed import FOLDER, find_id
 from echelon.clusters.ssh.site import Site
+from echelon.clusters.ssh.stream import Stream
 from echelon.core.shell import Shell
-from echelon.core.stream import Stream
 from echelon.core.terminal_escape import in_one_line
 from echelon.core.userstate import state_folder
 from echelon.errors import EchelonError, UnavailableError

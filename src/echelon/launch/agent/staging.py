@@ -21,17 +21,15 @@ from echelon.launch.container.store import cache_folder
 from echelon.launch.protocol.messages import Stage as StageOrder
 from echelon.launch.protocol.messages import Staged
 from echelon.launch.protocol.wire import WireError
-from echelon.launch.stage.manifest import SYSTEM, Manifest, describe_file, walk
-from echelon.launch.stage.store import Stage, StageStore
-from echelon.launch.stage.transfer import (
-    STALL_S,
-    Copy,
-    StalledError,
-    fetch,
-    read_all,
-    serve,
-    stage_key,
+from echelon.launch.stage.copying import Copy, StalledError, read_all
+from echelon.launch.stage.manifest import (
+    SYSTEM,
+    StageManifest,
+    describe_file,
+    describe_folder,
 )
+from echelon.launch.stage.store import Stage, StageStore
+from echelon.launch.stage.transfer import STALL_S, fetch, serve, stage_key
 from echelon.run.request import Environment
 from echelon.spec.job_spec import JobSpec
 
@@ -44,7 +42,7 @@ _MOST_PEERS = 64
 
 
 class NodeStage:
-    """See the module."""
+    """What a node has of what is to be staged, and how it gets the rest."""
 
     def __init__(
         self,
@@ -131,9 +129,9 @@ class NodeStage:
         self._source, _ = find_image(self._request, self._environ, self._shell)
         return self._describe().digest
 
-    def _describe(self) -> Manifest:
+    def _describe(self) -> StageManifest:
         if not self._request.image:
-            return walk(self._source, self._beat)
+            return describe_folder(self._source, self._beat)
         cache = cache_folder(self._request.image_cache, self._environ)
         return describe_file(self._source, named_by_content=self._source.parent == cache)
 
@@ -206,7 +204,7 @@ class NodeStage:
             time.sleep(_PAUSE_S)
         raise failure
 
-    def _open(self, manifest: Manifest) -> Copy:
+    def _open(self, manifest: StageManifest) -> Copy:
         """Return this node's copy, whole or not."""
         copy = self._copy
         if copy is not None and copy.stage.manifest.digest == manifest.digest:

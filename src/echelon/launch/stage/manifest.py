@@ -6,31 +6,24 @@ submission, so that no node has to look at slow storage to know whether its own 
 
 import hashlib
 import json
-import os
 import stat
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from echelon.core.tree import is_inner
-from echelon.errors import UnavailableError
+from echelon.core.files import Entry, check_paths, walk
+from echelon.errors import NotPermittedError, UnavailableError
 
 FOLDER, FILE, LINK = "d", "f", "l"
 SYSTEM = ("/", "/usr", "/usr/local")
 """Prefixes of a Python that is no environment of its own, and is not staged."""
-THREADS = 16
-"""Operations on storage that wait at the same time: each may take milliseconds."""
 MOST_MANIFEST = 1 << 28
 """Largest size of an encoded manifest, in bytes."""
 
-T = TypeVar("T")
-R = TypeVar("R")
 
-
-class Entry(NamedTuple):
+class StageEntry(NamedTuple):
     """A folder, file or link."""
 
     path: str
@@ -46,10 +39,10 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """See the module."""
+class StageManifest:
+    """What a staged folder or file consists of."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StageEntry, ...]
     """Sorted by path, so that a folder comes before what is in it."""
 
     @cached_property
@@ -71,26 +64,42 @@ class Manifest:
         return sum(entry.size for entry in self.entries)
 
 
-def decode_manifest(encoded: bytes) -> Manifest:
+def decode_manifest(encoded: bytes, digest: str = "") -> StageManifest:
     """Return the manifest that another node sent, or that was kept.
 
+    Args:
+        encoded: the manifest.
+        digest: of the manifest if it was kept: its paths were checked before.
+
     Raises:
-        ValueError: it is damaged, or names a path outside.
+        ValueError: it is damaged, has another digest, or names a path outside.
     """
+    if digest and hashlib.sha256(encoded).hexdigest() != digest:
+        raise ValueError("it is the manifest of something else")
     try:
-        entries = tuple(Entry(*values) for values in json.loads(encoded))
+        manifest = StageManifest(tuple(StageEntry(*values) for values in json.loads(encoded)))
     except (TypeError, RecursionError) as error:
         raise ValueError(f"not a manifest: {error}") from error
-    folders = {entry.path for entry in entries if entry.kind == FOLDER}
-    for entry in entries:
-        parent = str(entry.path).rpartition("/")[0]
-        # Each parent is a folder of this list, not a link, so that nothing leads elsewhere.
-        if not is_inner(entry.path) or (parent and parent not in folders):
-            raise ValueError(f"a manifest names {entry.path!r}")
-    return Manifest(entries)
+    if not digest:
+        _check(manifest)
+    return manifest
 
 
-def describe_file(path: Path, *, named_by_content: bool) -> Manifest:
+def _check(manifest: StageManifest) -> None:
+    """Check that each path is inside, in a folder that is listed, and not behind a link."""
+    inside = [entry.path for entry in manifest.entries if entry.kind == FOLDER]
+    others = [entry.path for entry in manifest.entries if entry.kind != FOLDER]
+    try:
+        check_paths(others, inside)
+    except NotPermittedError as error:
+        raise ValueError(f"damaged manifest: {error.message}") from error
+    listed = {"", *inside}
+    for path in (*others, *inside):
+        if path.rpartition("/")[0] not in listed:
+            raise ValueError(f"a manifest names {path!r}, but not the folder around it")
+
+
+def describe_file(path: Path, *, named_by_content: bool) -> StageManifest:
     """Return the manifest of a single file.
 
     Args:
@@ -100,10 +109,10 @@ def describe_file(path: Path, *, named_by_content: bool) -> Manifest:
     status = path.stat()
     mtime_ns = 0 if named_by_content else status.st_mtime_ns
     mode = stat.S_IMODE(status.st_mode) & 0o777
-    return Manifest((Entry(path.name, FILE, mode, status.st_size, mtime_ns),))
+    return StageManifest((StageEntry(path.name, FILE, mode, status.st_size, mtime_ns),))
 
 
-def walk(root: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
+def describe_folder(root: Path, beat: Callable[[], None] = lambda: None) -> StageManifest:
     """Return the manifest of a folder.
 
     Args:
@@ -116,89 +125,17 @@ def walk(root: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
     """
     if not root.is_dir():
         raise UnavailableError(f"{root} is not a folder", hint="check the path: ls -d " + str(root))
-
-    def look(inner: str) -> list[Entry]:
-        beat()
-        return _list_folder(root, inner)
-
-    found: list[Entry] = []
-    waiting: Sequence[str] = [""]
-    while waiting:
-        fresh = [entry for entries in for_all(look, waiting) for entry in entries]
-        found += fresh
-        waiting = [entry.path for entry in fresh if entry.kind == FOLDER]
-    return Manifest(tuple(sorted(found)))
+    found = map(_describe, walk(root, beat=beat))
+    return StageManifest(tuple(sorted(filter(None, found))))
 
 
-def for_all(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Call a function for each item, for many at the same time; return the results in order.
-
-    The threads end with the process: storage that does not respond must not keep it.
-    """
-    results: dict[int, R] = {}
-    errors: list[BaseException] = []
-    numbers, turn = iter(range(len(items))), threading.Lock()
-
-    def loop() -> None:
-        while not errors:
-            with turn:
-                number = next(numbers, -1)
-            if number < 0:
-                return
-            try:
-                results[number] = work(items[number])
-            except BaseException as error:  # noqa: BLE001  it is raised in the caller
-                errors.append(error)
-
-    threads = [threading.Thread(target=loop, daemon=True) for _ in range(min(THREADS, len(items)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(len(items))]
-
-
-def _list_folder(root: Path, inner: str) -> list[Entry]:
-    with os.scandir(root / inner) as listing:
-        return [entry for item in listing if (entry := _describe(item, inner))]
-
-
-def _describe(item: "os.DirEntry[str]", inner: str) -> Entry | None:
-    path = f"{inner}/{item.name}" if inner else item.name
-    status = item.stat(follow_symlinks=False)
-    mode = stat.S_IMODE(status.st_mode) & 0o777
-    if stat.S_ISDIR(status.st_mode):
-        return Entry(path, FOLDER, mode)
-    if stat.S_ISLNK(status.st_mode):
-        return Entry(path, LINK, target=os.readlink(item.path))  # noqa: PTH115  faster
-    if stat.S_ISREG(status.st_mode):
-        return Entry(path, FILE, mode, status.st_size, status.st_mtime_ns)
+def _describe(found: Entry) -> StageEntry | None:
+    mode = stat.S_IMODE(found.mode) & 0o777
+    if found.is_folder:
+        return StageEntry(found.path, FOLDER, mode)
+    if found.is_link:
+        return StageEntry(found.path, LINK, target=found.target)
+    if found.is_file:
+        size, mtime_ns = found.status.st_size, found.status.st_mtime_ns
+        return StageEntry(found.path, FILE, mode, size, mtime_ns)
     return None  # a socket or a pipe is of no use elsewhere
-
-
-def encode_ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Return sorted numbers as ranges, each with its first and last number."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return found
-
-
-def decode_ranges(ranges: Any, count: int) -> list[int]:
-    """Return the numbers below `count` that `encode_ranges` has encoded.
-
-    Raises:
-        ValueError: another node sent something else.
-    """
-    try:
-        found = [n for first, last in ranges for n in range(int(first), min(int(last) + 1, count))]
-    except (TypeError, ValueError) as error:
-        raise ValueError("not a list of ranges") from error
-    if any(number < 0 for number in found) or len(found) > count:
-        raise ValueError("ranges of what is not there")
-    return found

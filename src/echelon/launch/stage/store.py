@@ -17,15 +17,22 @@ import json
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from echelon.core.atomic_file import make_private, remove_tree, write_atomic
+from echelon.core.files import Entry, for_all, walk
 from echelon.core.ownership import find_intruder
 from echelon.core.records import SMALL_BYTES, read_bytes, read_record, to_count
 from echelon.errors import NotPermittedError, UnavailableError
-from echelon.launch.stage.manifest import FILE, FOLDER, MOST_MANIFEST, Entry, Manifest, for_all
+from echelon.launch.stage.manifest import (
+    FILE,
+    FOLDER,
+    MOST_MANIFEST,
+    StageEntry,
+    StageManifest,
+    decode_manifest,
+)
 
 CHUNK = 1 << 19
 _NEW, _OLD = ".new-", ".old-"
@@ -45,7 +52,7 @@ def new_digest() -> "hashlib.blake2b":
 class Stage:
     """A copy in the store, complete or in the making."""
 
-    def __init__(self, folder: Path, manifest: Manifest, lock: int) -> None:
+    def __init__(self, folder: Path, manifest: StageManifest, lock: int) -> None:
         self.folder, self.manifest = folder, manifest
         self.digests: dict[int, str] = {}
         """Digest of each file's content, by its position in the manifest."""
@@ -70,9 +77,9 @@ class Stage:
         """Make folders and links, and remove what does not belong there."""
         self.tree.mkdir(exist_ok=True, mode=0o700)
         expected = {entry.path: entry for entry in self.manifest.entries}
-        for path, status in _scan(self.tree):
-            if path not in expected or not _is_kind(self.tree, status, expected[path]):
-                _remove(self.tree / path)
+        for found in walk(self.tree):
+            if found.path not in expected or not _is_kind(found, expected[found.path]):
+                _remove(self.tree / found.path)
         for entry in self.manifest.entries:
             place = self.tree / entry.path
             if entry.kind == FOLDER:
@@ -144,14 +151,13 @@ class Stage:
         changed_ns = {}
         for position, digest, time_ns in known:
             self.digests[position], changed_ns[position] = digest, time_ns
-        tree = self.tree
-        seen, wrong, missing = dict(_scan(tree)), False, []
+        seen = {found.path: found for found in walk(self.tree)}
+        wrong, missing = False, []
         for position, entry in enumerate(self.manifest.entries):
-            status = seen.pop(entry.path, None)
-            good = status is not None and _is_kind(tree, status, entry)
-            if good and status and entry.kind == FILE:
-                found = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-                good = found == (entry.size, entry.mtime_ns, changed_ns[position])
+            found = seen.pop(entry.path, None)
+            good = found is not None and _is_kind(found, entry)
+            if good and found and entry.kind == FILE:
+                good = found.stamp[:3] == (entry.size, entry.mtime_ns, changed_ns[position])
             if not good:
                 wrong = True
                 missing += [position] if entry.kind == FILE else []
@@ -191,7 +197,7 @@ class Stage:
 
 
 class StageStore:
-    """See the module."""
+    """The copies in a folder of the node's disk."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self._limit = folder, limit
@@ -217,7 +223,8 @@ class StageStore:
             return None
         lock = _lock(folder, fcntl.LOCK_SH)
         try:
-            stage = Stage(folder, _read_manifest(folder, digest), lock)
+            encoded = read_bytes(folder / "manifest.json", most=MOST_MANIFEST)
+            stage = Stage(folder, decode_manifest(encoded, digest), lock)
             stage.open()
             os.utime(folder / "info.json")
         except (OSError, ValueError, KeyError, TypeError):
@@ -226,7 +233,7 @@ class StageStore:
             return None
         return stage
 
-    def create(self, manifest: Manifest) -> Stage:
+    def create(self, manifest: StageManifest) -> Stage:
         """Return an empty copy, to be filled and then kept.
 
         Raises:
@@ -333,28 +340,13 @@ def _lock_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-def _scan(tree: Path) -> list[tuple[str, os.stat_result]]:
-    """Return what is in a folder. Each start waits for this: it makes no `Path` of each file."""
-    found, waiting, start = [], [""], f"{tree}/"
-    while waiting:
-        inner = waiting.pop()
-        with os.scandir(start + inner) as listing:
-            for item in listing:
-                path = inner + item.name
-                status = item.stat(follow_symlinks=False)
-                found.append((path, status))
-                if stat.S_ISDIR(status.st_mode):
-                    waiting.append(f"{path}/")
-    return found
-
-
-def _is_kind(tree: Path, status: os.stat_result, entry: Entry) -> bool:
+def _is_kind(found: Entry, entry: StageEntry) -> bool:
     """Tell whether what was found is what an entry describes, apart from the content of files."""
     if entry.kind == FOLDER:
-        return stat.S_ISDIR(status.st_mode)
+        return found.is_folder
     if entry.kind == FILE:
-        return stat.S_ISREG(status.st_mode)
-    return stat.S_ISLNK(status.st_mode) and str((tree / entry.path).readlink()) == entry.target
+        return found.is_file
+    return found.is_link and found.target == entry.target
 
 
 def _remove(path: Path) -> None:
@@ -364,14 +356,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_manifest(folder: Path, digest: str) -> Manifest:
-    encoded = read_bytes(folder / "manifest.json", most=MOST_MANIFEST)
-    if hashlib.sha256(encoded).hexdigest() != digest:
-        raise ValueError("it is the manifest of something else")
-    return Manifest(tuple(Entry(*values) for values in json.loads(encoded)))
-
-
-def _space(manifest: Manifest) -> int:
+def _space(manifest: StageManifest) -> int:
     """Return how much disk space a copy takes at most."""
     return manifest.size + _BLOCK * len(manifest.entries)
 

@@ -21,7 +21,7 @@ _TYPES = (
 )  # fmt: skip
 
 
-class Entry(NamedTuple):
+class ImageFile(NamedTuple):
     """One image. A tuple rather than a dataclass, because there may be millions."""
 
     file: str
@@ -37,7 +37,7 @@ class Listing:
     source: str
     """The data set's name, with the split if there is one."""
     folder: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[ImageFile, ...]
     classes: tuple[str, ...]
     """Names by label; empty if labels are numbers without names."""
     words: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def _find_annotations(folder: Path) -> Path | None:
 
 def _list_class_folders(
     folder: Path, classes: tuple[str, ...]
-) -> tuple[list[Entry], tuple[str, ...]]:
+) -> tuple[list[ImageFile], tuple[str, ...]]:
     own = _class_folders(folder)
     if not own:
         if next(_walk(folder), None):
@@ -190,13 +190,13 @@ def _list_class_folders(
                 f"the class directory {folder / name} contains no images",
                 hint="remove it, or add its images",
             )
-        entries += [Entry(f"{name}/{file}", size, label_of[name]) for file, size in found]
+        entries += [ImageFile(f"{name}/{file}", size, label_of[name]) for file, size in found]
     return entries, classes or tuple(own)
 
 
 def _list_annotated(
     folder: Path, annotations: Path, classes: tuple[str, ...]
-) -> tuple[list[Entry], tuple[str, ...]]:
+) -> tuple[list[ImageFile], tuple[str, ...]]:
     class_of = _read_annotations(annotations)
     prefix = f"{_IMAGES}/" if (folder / _IMAGES).is_dir() else ""
     images = dict(_walk(folder / prefix))
@@ -227,7 +227,8 @@ def _list_annotated(
         if foreign := [name for name in used if name not in label_of]:
             raise _foreign_class(foreign[0], annotations)
     entries = [
-        Entry(f"{prefix}{file}", images[file], label_of[class_of[file]]) for file in sorted(images)
+        ImageFile(f"{prefix}{file}", images[file], label_of[class_of[file]])
+        for file in sorted(images)
     ]
     return entries, classes
 

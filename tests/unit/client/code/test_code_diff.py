@@ -16,9 +16,10 @@ from echelon.client.code.code_diff import (
 )
 from echelon.client.code.snapshot import copy_again, take_snapshot
 from echelon.core.atomic_file import write_atomic
+from echelon.core.files import Stamp
 from echelon.core.shell import LocalShell
 from echelon.errors import NotFoundError, NotPermittedError
-from echelon.run.code import Stamp, read_manifest, verify_code
+from echelon.run.code import read_manifest, verify_code
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code, render_spec
 from echelon.spec.job_spec import JobSpec

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from echelon.client.code import snapshot
-from echelon.client.code.code_entries import Entry, examine, place_link
+from echelon.client.code.code_entries import examine, place_link
 from echelon.client.code.code_listing import Listing
 from echelon.client.code.snapshot import check_size, find_largest, take_snapshot
+from echelon.core import files
 from echelon.core.atomic_file import remove_tree, write_atomic
+from echelon.core.files import Entry, Stamp
 from echelon.core.shell import LocalShell
 from echelon.errors import NotPermittedError, UsageError
-from echelon.run import code as code_module
-from echelon.run.code import Stamp, read_manifest, verify_code
+from echelon.run.code import read_manifest, verify_code
 from echelon.run.directory import RunDir
 from echelon.run.request import render_spec
 from echelon.spec.job_spec import JobSpec
@@ -47,7 +48,7 @@ def write(path, text, mtime_ns=LONG_AGO_NS):
 @pytest.fixture(autouse=True)
 def _no_recent_files(monkeypatch):
     """Take all times as they are: a test cannot set a file's ctime."""
-    monkeypatch.setattr(code_module, "RECENT_NS", -(10**18))
+    monkeypatch.setattr(files, "RECENT_NS", -(10**18))
 
 
 def take(root, name, spec=SPEC):
@@ -112,7 +113,7 @@ def test_the_same_content_with_another_time_is_linked_too(project):
 
 def test_a_file_changed_a_moment_ago_is_read_again(project, monkeypatch):
     """Its times may be the same after another edit."""
-    monkeypatch.setattr(code_module, "RECENT_NS", 10**18)
+    monkeypatch.setattr(files, "RECENT_NS", 10**18)
     run, _ = take(project, "a-1")
     assert {one.source for one in read_manifest(run).files.values()} == {None}
 
@@ -237,9 +238,8 @@ def test_a_program_on_the_path_has_no_project(project):
 
 
 def entries(root, sizes):
-    stamp = Stamp(0, 0, 0, 0)
     return [
-        Entry(path=path, stamp=stamp._replace(size=size), mode=stat.S_IFREG)
+        Entry(path, os.stat_result((stat.S_IFREG, 0, 0, 1, 0, 0, size, 0, 0, 0)))
         for path, size in sizes.items()
     ]
 

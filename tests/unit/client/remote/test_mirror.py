@@ -20,6 +20,7 @@ from echelon.client.remote.project_description import (
     parse_project,
     render_project,
 )
+from echelon.core import files
 from echelon.core.shell import LocalShell
 from echelon.core.tree import Tree
 from echelon.errors import (
@@ -27,7 +28,6 @@ from echelon.errors import (
     UnavailableError,
     UsageError,
 )
-from echelon.run import code as code_module
 from mirrors import content, describe, make_project, send, write
 
 
@@ -122,7 +122,7 @@ def test_a_project_that_is_too_large_is_an_error(project, monkeypatch):
 
 
 def test_unchanged_files_are_not_read_again(project, tmp_path, monkeypatch):
-    monkeypatch.setattr(code_module, "RECENT_NS", -(10**18))
+    monkeypatch.setattr(files, "RECENT_NS", -(10**18))
     first = describe(project, tmp_path / "state")
     monkeypatch.setattr(
         project_description, "read_settled", lambda _root, entry: pytest.fail(entry.path)
@@ -148,7 +148,7 @@ def test_a_file_changed_a_moment_ago_is_read_again(project, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"train.py": [1]}}'])
 def test_damaged_digests_are_ignored(project, tmp_path, monkeypatch, text):
-    monkeypatch.setattr(code_module, "RECENT_NS", -(10**18))
+    monkeypatch.setattr(files, "RECENT_NS", -(10**18))
     expected = describe(project, tmp_path / "state")
     (stored,) = (tmp_path / "state" / "projects").iterdir()
     stored.write_text(text)
@@ -363,7 +363,7 @@ def test_a_plan_loses_nothing_that_is_not_ours(wanted, ours, there):
 def test_stamps_are_kept_once_files_are_old_enough(project, workdir, monkeypatch):
     send(project, workdir).check()
     assert {file.stamp for file in read_mirror(workdir).files.values()} == {None}
-    monkeypatch.setattr(code_module, "RECENT_NS", -(10**18))
+    monkeypatch.setattr(files, "RECENT_NS", -(10**18))
     send(project, workdir).check()
     assert None not in {file.stamp for file in read_mirror(workdir).files.values()}
     described = describe(project)

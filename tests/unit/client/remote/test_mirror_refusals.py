@@ -14,7 +14,7 @@ import pytest
 
 from byte_streams import exchange, talk
 from echelon.client.remote.mirror import hold_mirror, receive_project, send_project
-from echelon.core.stream import ChunkWriter, Stream
+from echelon.clusters.ssh.stream import ChunkWriter, Stream
 from echelon.core.tree import Tree
 from echelon.errors import (
     EchelonError,
@@ -96,7 +96,7 @@ def test_garbage_is_refused(workdir, message):
 
 
 def test_an_endless_message_is_refused(workdir, monkeypatch):
-    monkeypatch.setattr("echelon.core.stream.Stream.receive.__kwdefaults__", {"most": 5000})
+    monkeypatch.setattr("echelon.clusters.ssh.stream.Stream.receive.__kwdefaults__", {"most": 5000})
     done = exchange(talk(b"x" * 6000), lambda stream: receive_project(workdir, stream))
     assert "a message of more than 5,000 bytes" in str(done.host)
 

@@ -7,7 +7,7 @@ from echelon.core.shell import FakeShell, Result
 from echelon.launch.agent import staging as module
 from echelon.launch.agent.staging import NodeStage, choose_folder
 from echelon.launch.protocol.messages import Stage, Staged
-from echelon.launch.stage.manifest import walk
+from echelon.launch.stage.manifest import describe_folder
 from echelon.run.request import Environment
 from echelon.spec.job_spec import JobSpec
 
@@ -31,7 +31,7 @@ def make(tmp_path, original):
     made = []
 
     def build(node="node0", *, answers=ALLOWED, digest=None, prefix=None, limit_mib=100):
-        recorded = walk(original).digest if digest is None else digest
+        recorded = describe_folder(original).digest if digest is None else digest
         stage = NodeStage(
             JobSpec(stage=True, stage_dir=f"{tmp_path}/stages/%N", stage_limit_mib=limit_mib),
             recorded=Environment(prefix=str(original), digest=recorded),
@@ -70,7 +70,7 @@ def test_the_reader_copies_and_the_next_job_finds_it(make, original):
     assert fill(first, read()) == Staged(copied=12)
     copy, place = first.mount
     assert place == str(original)
-    assert walk(module.Path(copy)).digest == walk(original).digest
+    assert describe_folder(module.Path(copy)).digest == describe_folder(original).digest
     first.close()
     assert make().state == "whole"
 
@@ -107,7 +107,7 @@ def test_without_a_better_order_it_goes_on_without(make, monkeypatch):
 def test_storage_that_does_not_respond_is_not_waited_for(make, monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(module, "STALL_S", 0.1)
-    monkeypatch.setattr(module, "walk", lambda *_: never.wait(20))
+    monkeypatch.setattr(module, "describe_folder", lambda *_: never.wait(20))
     stage = make(digest="0" * 64)
     staged = fill(stage, read())
     never.set()
@@ -119,7 +119,7 @@ def test_a_changed_environment_is_told(make, original):
     (original / "lib" / "a.py").write_text("a = 'later'\n")
     staged = fill(stage, read())
     assert staged.changed
-    assert walk(module.Path(stage.mount[0])).digest == walk(original).digest
+    assert describe_folder(module.Path(stage.mount[0])).digest == describe_folder(original).digest
 
 
 def test_a_file_that_cannot_be_read_is_named(make, original, monkeypatch):

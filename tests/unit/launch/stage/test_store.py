@@ -6,9 +6,9 @@ import pytest
 
 from echelon.errors import NotPermittedError, UnavailableError
 from echelon.launch.stage import store as module
-from echelon.launch.stage.manifest import walk
+from echelon.launch.stage.copying import Copy, read_all
+from echelon.launch.stage.manifest import describe_folder
 from echelon.launch.stage.store import StageStore
-from echelon.launch.stage.transfer import Copy, read_all
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ def store(tmp_path):
 
 def fill(store, original):
     """Copy what is there now; return the copy, which is in use."""
-    manifest = walk(original)
+    manifest = describe_folder(original)
     stage = store.find(manifest.digest) or store.create(manifest)
     read_all(original, Copy(stage), lambda: None)
     store.keep(stage)
@@ -50,11 +50,11 @@ def names(store):
 def test_a_copy_is_found_again(store, original):
     kept = fill(store, original)
     kept.close()
-    found = store.find(walk(original).digest)
+    found = store.find(describe_folder(original).digest)
     assert found.missing == []
     assert contents(found.tree) == contents(original)
     assert (found.tree / "python").readlink() == (original / "python").readlink()
-    assert walk(found.tree).digest == walk(original).digest, "times and modes are kept too"
+    assert describe_folder(found.tree) == describe_folder(original), "times and modes are kept too"
     found.close()
 
 
@@ -87,9 +87,9 @@ def put_a_link(tree):
 @pytest.mark.parametrize("damage", [truncate, remove, change_a_byte, put_a_link])
 def test_a_damaged_file_is_noticed_and_only_that_one_copied_again(store, original, damage):
     fill(store, original).close()
-    tree = store.folder / walk(original).digest / "tree"
+    tree = store.folder / describe_folder(original).digest / "tree"
     damage(tree)
-    found = store.find(walk(original).digest)
+    found = store.find(describe_folder(original).digest)
     assert [found.manifest.entries[one].path for one in found.missing] == ["lib/a.py"]
     copy = Copy(found)
     read_all(original, copy, lambda: None)
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_noticed_and_only_that_one_copied_again(store, origina
     assert copy.copied == 600
     assert contents(tree) == contents(original)
     found.close()
-    again = store.find(walk(original).digest)
+    again = store.find(describe_folder(original).digest)
     assert again.missing == []
     again.close()
 
@@ -113,30 +113,30 @@ def test_a_damaged_file_is_noticed_and_only_that_one_copied_again(store, origina
 )
 def test_links_and_additions_are_put_right_without_copying(store, original, damage):
     fill(store, original).close()
-    tree = store.folder / walk(original).digest / "tree"
+    tree = store.folder / describe_folder(original).digest / "tree"
     damage(tree)
-    found = store.find(walk(original).digest)
+    found = store.find(describe_folder(original).digest)
     assert found.missing == []
-    assert walk(tree).digest == walk(original).digest
+    assert describe_folder(tree).digest == describe_folder(original).digest
     found.close()
 
 
 def test_contents_are_compared_after_a_reboot(store, original, tmp_path, monkeypatch):
     fill(store, original).close()
-    tree = store.folder / walk(original).digest / "tree"
+    tree = store.folder / describe_folder(original).digest / "tree"
     index = tree.parent / "index.json"
     change_a_byte(tree)
     # As if the disk had lost a write: the times are those that were recorded.
     record = json.loads(index.read_text())
     record["changed_ns"][0] = (tree / "lib" / "a.py").stat().st_ctime_ns
     index.write_text(json.dumps(record))
-    same = store.find(walk(original).digest)
+    same = store.find(describe_folder(original).digest)
     assert same.missing == []
     same.close()
     boot = tmp_path / "boot"
     boot.write_text("another boot\n")
     monkeypatch.setattr(module, "_BOOT", boot)
-    found = store.find(walk(original).digest)
+    found = store.find(describe_folder(original).digest)
     assert [found.manifest.entries[one].path for one in found.missing] == ["lib/a.py"]
     found.close()
 
@@ -147,9 +147,9 @@ def test_contents_are_compared_after_a_reboot(store, original, tmp_path, monkeyp
 )
 def test_a_copy_whose_records_are_damaged_is_removed(store, original, name, content):
     fill(store, original).close()
-    path = store.folder / walk(original).digest / name
+    path = store.folder / describe_folder(original).digest / name
     path.unlink() if content is None else path.write_bytes(content)
-    assert store.find(walk(original).digest) is None
+    assert store.find(describe_folder(original).digest) is None
     assert names(store) == []
 
 
@@ -184,13 +184,13 @@ def test_a_copy_whose_size_is_damaged_does_not_keep_others_from_being_made(
     store, original, tmp_path, content
 ):
     fill(store, original).close()
-    (store.folder / walk(original).digest / "info.json").write_bytes(content)
+    (store.folder / describe_folder(original).digest / "info.json").write_bytes(content)
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_text("x")
     fill(store, other).close()
-    assert store.find(walk(original).digest) is None  # beyond repair
-    assert names(store) == [walk(other).digest, f"{walk(other).digest}.lock"]
+    assert store.find(describe_folder(original).digest) is None  # beyond repair
+    assert names(store) == [describe_folder(other).digest, f"{describe_folder(other).digest}.lock"]
 
 
 def test_fifty_jobs_leave_no_more_than_the_limit(store, tmp_path):
@@ -208,15 +208,15 @@ def test_fifty_jobs_leave_no_more_than_the_limit(store, tmp_path):
 def test_what_is_larger_than_the_limit_is_refused_with_a_hint(store, original):
     small = StageStore(store.folder, 1000)
     with pytest.raises(UnavailableError, match="may have") as raised:
-        small.create(walk(original))
+        small.create(describe_folder(original))
     assert "--stage-limit" in raised.value.hint
 
 
 def test_copies_in_use_are_not_removed_for_a_larger_one(store, original):
     used = fill(store, original)
-    small = StageStore(store.folder, module._space(walk(original)) + 1000)
+    small = StageStore(store.folder, module._space(describe_folder(original)) + 1000)
     with pytest.raises(UnavailableError, match="other jobs use the stage"):
-        small.create(walk(original))
+        small.create(describe_folder(original))
     used.close()
 
 
@@ -224,36 +224,36 @@ def test_a_disk_without_room_is_refused_with_a_hint(store, original, monkeypatch
     usage = module.shutil.disk_usage("/")._replace(free=10)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _path: usage)
     with pytest.raises(UnavailableError, match="are free in") as raised:
-        store.create(walk(original))
+        store.create(describe_folder(original))
     assert "--stage-dir" in raised.value.hint
 
 
 def test_what_a_killed_job_has_left_is_removed(store, original):
-    left = store.create(walk(original))
+    left = store.create(describe_folder(original))
     assert len(names(store)) == 2
     os.close(left._lock)  # the kernel does this to a killed process
     fill(store, original).close()
-    digest = walk(original).digest
+    digest = describe_folder(original).digest
     assert names(store) == [digest, f"{digest}.lock"]
 
 
 def test_what_another_job_is_copying_stays(store, original):
-    other = store.create(walk(original))
+    other = store.create(describe_folder(original))
     mine = fill(store, original)
     assert other.folder.is_dir()
     mine.close()
     other.close()
-    digest = walk(original).digest
+    digest = describe_folder(original).digest
     assert names(store) == [digest, f"{digest}.lock"]
 
 
 def test_of_two_jobs_that_copy_the_same_one_is_kept_and_both_work(store, original):
-    one, two = (store.create(walk(original)) for _ in range(2))
+    one, two = (store.create(describe_folder(original)) for _ in range(2))
     for stage in (one, two):
         read_all(original, Copy(stage), lambda: None)
         store.keep(stage)
     assert contents(one.tree) == contents(two.tree) == contents(original)
-    assert one.folder.name == walk(original).digest
+    assert one.folder.name == describe_folder(original).digest
     assert two.folder != one.folder
     two.close()
     assert contents(one.tree) == contents(original)
@@ -275,7 +275,7 @@ def test_the_folder_is_private(store):
 
 
 def test_a_failed_rename_is_an_error(store, original, monkeypatch):
-    stage = store.create(walk(original))
+    stage = store.create(describe_folder(original))
     read_all(original, Copy(stage), lambda: None)
 
     def rename(_self, _target):

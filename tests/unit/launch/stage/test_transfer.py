@@ -4,12 +4,15 @@ import socket
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echelon.launch.protocol.wire import WireError
 from echelon.launch.stage import transfer
-from echelon.launch.stage.manifest import walk
+from echelon.launch.stage.copying import Copy, StalledError, read_all
+from echelon.launch.stage.manifest import describe_folder
 from echelon.launch.stage.store import CHUNK, StageStore
-from echelon.launch.stage.transfer import Copy, StalledError, fetch, read_all, serve, stage_key
+from echelon.launch.stage.transfer import decode_ranges, encode_ranges, fetch, serve, stage_key
 
 KEY = stage_key(b"k" * 32)
 
@@ -99,7 +102,7 @@ def make(tmp_path):
 
 
 def read(node, original):
-    manifest = walk(original)
+    manifest = describe_folder(original)
     read_all(original, node.open(manifest), lambda: None)
 
 
@@ -109,7 +112,7 @@ def get(node, source):
 
 def assert_whole(node, original):
     node.store.keep(node.copy.stage)
-    assert walk(node.copy.stage.tree).digest == walk(original).digest
+    assert describe_folder(node.copy.stage.tree).digest == describe_folder(original).digest
     for path in original.iterdir():
         assert (node.copy.stage.tree / path.name).read_bytes() == path.read_bytes()
 
@@ -131,7 +134,7 @@ def test_a_copy_passes_through_a_chain_while_it_is_read(make, original):
 
 def test_bytes_go_on_before_a_file_is_complete(make, original):
     first, second = make(), make()
-    manifest = walk(original)
+    manifest = describe_folder(original)
     large = next(i for i, one in enumerate(manifest.entries) if one.path == "large")
     for node in (first, second):
         node.open(manifest)._done = set(manifest.files) - {large}
@@ -177,7 +180,7 @@ def test_the_rest_comes_from_another_node(make, original, monkeypatch):
     lacking = third.copy.lacking
     assert any(lacking.values()), "one file is there in part"
     get(third, second)
-    assert third.copy.copied == walk(original).size, "nothing came twice"
+    assert third.copy.copied == describe_folder(original).size, "nothing came twice"
     assert_whole(third, original)
 
 
@@ -196,7 +199,7 @@ def test_a_node_that_was_below_reads_the_rest_itself(make, original, monkeypatch
     with pytest.raises(ConnectionResetError):
         get(second, first)
     read_all(original, second.copy, lambda: None)
-    assert second.copy.copied == walk(original).size
+    assert second.copy.copied == describe_folder(original).size
     assert_whole(second, original)
 
 
@@ -224,7 +227,7 @@ def test_only_damaged_files_are_asked_for(make, original):
 
 def test_a_file_that_changes_while_it_is_copied_fails(make, original):
     first = make()
-    manifest = walk(original)
+    manifest = describe_folder(original)
     (original / "small-3").write_bytes(b"something else entirely")
     with pytest.raises(StalledError, match=r"small-3 was changed while it was copied"):
         read_all(original, first.open(manifest), lambda: None)
@@ -245,7 +248,7 @@ def test_a_full_disk_names_the_folder(make, original, monkeypatch):
 
 def test_those_below_are_told_that_there_will_be_no_copy(make, original):
     first, second = make(), make()
-    first.open(walk(original)).fail("the disk is full")
+    first.open(describe_folder(original)).fail("the disk is full")
     with pytest.raises(ConnectionAbortedError, match="the disk is full"):
         get(second, first)
 
@@ -283,3 +286,14 @@ def test_nonsense_from_a_node_is_answered(make, original, said):
             pass
         pipe.send(b"w", said)
         assert pipe.receive()[0] == b"e"
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranges_name_the_same_numbers(numbers):
+    assert decode_ranges(encode_ranges(sorted(numbers)), 61) == sorted(numbers)
+
+
+@pytest.mark.parametrize("ranges", [[[-2, 1]], [["a", 1]], 7, [[0, 1], [0, 1], [0, 1]]])
+def test_ranges_of_something_else_are_refused(ranges):
+    with pytest.raises(ValueError, match="ranges"):
+        decode_ranges(ranges, 3)
