@@ -131,7 +131,7 @@ def rerun(
     from echelon.client.code.snapshot import copy_again  # noqa: PLC0415
     from echelon.client.manage.trust import read_script  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
-    from echelon.client.remote.mirror import hold_mirror  # noqa: PLC0415
+    from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
     from echelon.client.submit.submission import check_request, start_run  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
@@ -153,7 +153,7 @@ def rerun(
         raise UsageError("; ".join(problems), hint="nothing was started; change the request")
     take_code = take_again if code else None
     # One at a time: after a lost connection, the same call comes again, and the first may go on.
-    with hold_mirror(Path.cwd()) if new_id else contextlib.nullcontext():
+    with hold_workdir(Path.cwd()) if new_id else contextlib.nullcontext():
         if new_id and (known := find_submitted(runs_dir / new_id)):
             console.print_json(known)
             return
