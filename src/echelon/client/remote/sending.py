@@ -175,9 +175,10 @@ def send_project(
         for digest in lacking:
             content = _read(tree, paths[digest], digest)
             for start in range(0, len(content), CHUNK_BYTES):
-                stream.write(content[start : start + CHUNK_BYTES])
-                progress(sent + start, size)
-            sent += len(content)
+                part = content[start : start + CHUNK_BYTES]
+                stream.write(part)
+                sent += len(part)
+                progress(sent, size)
     stream.flush()
     warnings = stream.receive().get("warnings")
     texts = tuple(map(str, warnings)) if isinstance(warnings, list) else ()

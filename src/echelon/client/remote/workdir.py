@@ -223,14 +223,14 @@ class Workdir:
         files = (project.files[path] for path in changes.written if path in project.files)
         sizes = {file.digest: file.size for file in files}
         for name in self._tree.list_names(_INCOMING):
-            if name not in sizes or self._read(f"{_INCOMING}/{name}", name) is None:
+            if self._read(f"{_INCOMING}/{name}", name, sizes.get(name, -1)) is None:
                 self._tree.remove(f"{_INCOMING}/{name}")
         here = {one.identity: path for path, one in found.items()}
         received = set(self._tree.list_names(_INCOMING))
         lacking = []
         for digest in (one for one in sizes if one not in received):
             # Of a file that is renamed or copied in the project, or becomes executable.
-            content = self._read(here[digest], digest) if digest in here else None
+            content = self._read(here[digest], digest, sizes[digest]) if digest in here else None
             if content is None:
                 lacking.append(digest)
             else:
@@ -242,11 +242,11 @@ class Workdir:
                 raise stream.refuse("content with another digest than announced")
             self._store(content, digest)
 
-    def _read(self, path: str, digest: str) -> bytes | None:
-        """Return the content of a file; None if it is not the one with this digest."""
+    def _read(self, path: str, digest: str, size: int) -> bytes | None:
+        """Return the content of a file; None if it is not the one with this digest and size."""
         try:
             with self._tree.open(path) as file:
-                content = file.read()
+                content = file.read(size + 1)
         except (OSError, BlockedError):
             return None
         return content if hashlib.sha256(content).hexdigest() == digest else None
@@ -265,26 +265,13 @@ class Workdir:
         The record names the old and the new files meanwhile: if this process is killed, the next
         one knows all of them.
         """
-        ours, written = record.ours(), set(changes.written)
-        theirs = [
-            path
-            for path, identity in project.identities().items()
-            if path not in written and identity not in ours.get(path, ())
-        ]
-        before = {path: found[path].identity for path in ours}
-        new = MirrorRecord(
-            project=project,
-            before={path: one for path, one in before.items() if one in ours[path]},
-            theirs=tuple(sorted(theirs)),
-        )
         if record.before is not None:
             self._remove_temporary(record.project)
+        updating = _start_record(project, changes, found, record)
         if changes.written or changes.removed:
-            write_record(self.root, new)
+            write_record(self.root, updating)
             self._apply(project, changes, found)
-        stamps = {path: found[path].stamp for path in project.files if path not in written}
-        settled = {path: one for path, one in stamps.items() if one and not one.is_recent()}
-        done = replace(new, before=None, stamps=settled)
+        done = _finish_record(updating, changes, found)
         if done != record:
             write_record(self.root, done)
         for name in self._tree.list_names(_INCOMING):
@@ -319,6 +306,30 @@ class Workdir:
             self._tree.replacing(path, _TEMPORARY, mode=mode) as target,
         ):
             shutil.copyfileobj(source, target)
+
+
+def _start_record(
+    project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+) -> MirrorRecord:
+    """Return the record of a workdir that is being updated. Pure."""
+    ours = record.ours()
+    wanted = project.identities()
+    same = wanted.keys() - changes.written
+    return MirrorRecord(
+        project=project,
+        before={path: found[path].identity for path in ours if found[path].identity in ours[path]},
+        theirs=tuple(sorted(path for path in same if wanted[path] not in ours.get(path, ()))),
+    )
+
+
+def _finish_record(
+    updating: MirrorRecord, changes: Changes, found: Mapping[str, Found]
+) -> MirrorRecord:
+    """Return the record of a workdir that is the same as the project. Pure."""
+    same = updating.project.files.keys() - changes.written
+    stamps = {path: stamp for path in same if (stamp := found[path].stamp)}
+    settled = {path: stamp for path, stamp in stamps.items() if not stamp.is_recent()}
+    return replace(updating, before=None, stamps=settled)
 
 
 def _warn_kept(path: str) -> str:

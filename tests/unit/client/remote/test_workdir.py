@@ -298,8 +298,8 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(project, workdir, tmp_p
 def test_a_link_that_appears_meanwhile_is_not_followed(project, workdir, tmp_path):
     (tmp_path / "elsewhere").mkdir()
 
-    def swap(sent, _all):
-        if not sent:
+    def swap(_sent, _all):
+        if not (workdir / "pkg").is_symlink():
             (workdir / "pkg").symlink_to(tmp_path / "elsewhere")
 
     done = send(project, workdir, progress=swap)
