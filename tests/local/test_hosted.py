@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from echelon.cli import main
-from echelon.client.remote.mirror import hold_mirror
+from echelon.client.remote.workdir import hold_workdir
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.host import Host, LostConnectionError, Talk, parse_frame
@@ -292,7 +292,7 @@ def test_who_vanishes_does_not_hold_the_project(host, tmp_path):
     assert wait_until(lock.exists, timeout_s=60)
     # Its input stays open, and nothing comes.
     assert wait_until(lambda: gone.output.read1(1 << 16) == b"", timeout_s=60)
-    with hold_mirror(tmp_path / "home" / "project", timeout_s=30):
+    with hold_workdir(tmp_path / "home" / "project", timeout_s=30):
         pass
     gone.finish()
 

@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import urllib.error
 import urllib.parse
 import urllib.request
+import venv
 from contextlib import suppress
 from pathlib import Path
 
@@ -151,6 +153,52 @@ def test_who_leaves_does_not_end_the_run(laptop, remote):
     assert f"{run} keeps running" in notes
     assert json.loads(laptop("status", "--json").stdout)["state"] == "RUNNING"
     assert wait_until(lambda: not find_hosted(remote), timeout_s=30)
+
+
+USES = """\
+import os, pathlib, subprocess, sys
+import installed
+print("relative:", pathlib.Path("config.txt").read_text().strip(), flush=True)
+print("ignored:", pathlib.Path("data/big.txt").read_text().strip(), flush=True)
+print("beside:", pathlib.Path(__file__).with_name("config.txt").read_text().strip(), flush=True)
+print("prologue:", os.environ["FROM_PROLOGUE"], flush=True)
+print("installed:", installed.WORD, installed.__file__, flush=True)
+print(subprocess.check_output([sys.executable, "evaluate.py"], text=True), flush=True)
+"""
+
+
+def test_what_the_guide_promises_of_the_workdir(laptop, tmp_path, workdir):
+    """Relative paths, started programs, `prologue`, `notify` and editable installs use it."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    (site / "torch.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (site / "editable.pth").write_text(f"{workdir}/src/\n")
+    laptop.write(".gitignore", "data/\n")
+    laptop.write("train.py", USES)
+    laptop.write("evaluate.py", 'print("started:", open("config.txt").read().strip(), __file__)\n')
+    laptop.write("setup.sh", "export FROM_PROLOGUE=$(cat config.txt)\n")
+    notice = tmp_path / "notice"
+    notice.touch()
+    laptop.write("notice.sh", f"cat config.txt > {notice}\n")
+    laptop.commit()
+    words = [f"--python={tmp_path}/venv/bin/python", "--procs=1", "--hand-over=never"]
+    words += ["--prologue=source setup.sh", f"--notify=sh {workdir}/notice.sh", "train.py"]
+    (workdir / "data").mkdir(parents=True)
+    (workdir / "data" / "big.txt").write_text("there already\n")
+    for word in ("first", "second"):
+        laptop.write("config.txt", f"{word}\n")
+        laptop.write("src/installed.py", f"WORD = {word!r}\n")
+        run = json.loads(laptop("submit", "--json", *words).stdout)["run"]
+        said = laptop("logs", "-f", run).stdout
+        for line in (
+            *(f"relative: {word}", "ignored: there already", f"beside: {word}"),
+            f"prologue: {word}",
+            f"installed: {word} {workdir}/runs/{run}/code/src/installed.py",
+            f"started: {word} {workdir}/evaluate.py",
+        ):
+            assert f"0: {line}\n" in said, said
+        expected = f"{word}\n"
+        assert wait_until(lambda: notice.read_text() == expected, timeout_s=30)  # noqa: B023
 
 
 # --- a connection that is cut -------------------------------------------------------------------

@@ -127,7 +127,7 @@ def rerun(
     """
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
-    from echelon.client.remote.mirror import hold_mirror  # noqa: PLC0415
+    from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
     from echelon.client.submit.hosted import find_submitted  # noqa: PLC0415
     from echelon.client.submit.pipeline import check_again, prepare, submit  # noqa: PLC0415
     from echelon.client.submit.trust import read_script  # noqa: PLC0415
@@ -143,7 +143,7 @@ def rerun(
 
     checked = check_again(found, spec, cluster, same_code=same_code, run_id=new_id)
     # One at a time: after a lost connection, the same call comes again, and the first may go on.
-    with hold_mirror(Path.cwd()) if new_id else contextlib.nullcontext():
+    with hold_workdir(Path.cwd()) if new_id else contextlib.nullcontext():
         if new_id and (known := find_submitted(runs_dir / new_id)):
             console.print_json(known)
             return

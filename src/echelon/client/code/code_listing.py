@@ -2,7 +2,7 @@
 
 With git, the code is what `git add` would add, in submodules and nested repositories too. Without
 git, it is the script's folder without caches, environments, data and runs. In a mirror, it is what
-was sent there (`client/remote/mirror.py`). `.echelonignore` in the project's directory excludes
+was sent there (`client/remote/workdir.py`). `.echelonignore` in the project's directory excludes
 more, in the syntax of .gitignore but without `!`.
 """
 
@@ -13,14 +13,8 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
-from echelon.client.code.mirror_record import (
-    OWN_FOLDER,
-    Commit,
-    has_record,
-    is_changed,
-    list_beside,
-    read_mirror,
-)
+from echelon.client.code.mirror_record import MirrorRecord, find_record, is_changed, list_beside
+from echelon.client.code.project import MOST_FILES, OWN_FOLDER, Commit
 from echelon.core.files import Entry, folders, walk
 from echelon.core.frozen import frozen
 from echelon.core.git import list_filters, run_git
@@ -30,7 +24,6 @@ from echelon.errors import MissingProgramError, UsageError
 from echelon.run.directory import FETCHED
 
 IGNORE = ".echelonignore"
-MOST_FILES = 50_000
 
 _STAGED = re.compile(r"([0-7]{6}) [0-9a-f]{40,64} [0-3]\t")
 """What git writes before the path of a file that it tracks."""
@@ -131,7 +124,7 @@ def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Ki
 
 def find_kind(root: Path) -> Kind:
     """Return what kind of project a directory is, if it is the directory of one."""
-    if has_record(root):
+    if find_record(root):
         return Kind.MIRROR
     return Kind.GIT if (root / ".git").exists() else Kind.FOLDER
 
@@ -229,8 +222,8 @@ def _is_run(names: set[str]) -> bool:
 
 
 def _list_mirror(root: Path) -> Listing:
-    record = read_mirror(root)
-    code = (*record.files, *record.links)
+    project = (find_record(root) or MirrorRecord()).project
+    code = (*project.files, *project.links)
     return Listing(code=code, beside=tuple(list_beside(root, code)))
 
 
@@ -290,8 +283,9 @@ def read_commit(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Commit:
     For a mirror, it is the commit of the project that was sent. Without git, it is empty.
     """
     if kind == Kind.MIRROR:
-        record = read_mirror(root)
-        return replace(record.commit, dirty=record.commit.dirty or is_changed(root, record))
+        record = find_record(root) or MirrorRecord()
+        commit = record.project.commit
+        return replace(commit, dirty=commit.dirty or is_changed(root, record))
     if kind == Kind.FOLDER:
         return Commit()
     # Git itself would examine submodules with the filters that their settings name.

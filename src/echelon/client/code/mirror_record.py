@@ -1,6 +1,6 @@
-"""What a mirror holds: `.echelon/mirror.json` in the copy of a project on a cluster's login host.
+"""What was sent to a workdir: `.echelon/mirror.json` in the copy of a project on a login host.
 
-`client/remote/mirror.py` writes it. A submission on the host reads which files are the code, and
+`client/remote/workdir.py` writes it. A submission on the host reads which files are the code, and
 which commit they are from. A repository may contain such a record too, so only those that this user
 wrote count (`core.userstate.remember`).
 """
@@ -13,159 +13,143 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from echelon.client.code.project import LINK, OWN_FOLDER, Project, parse_project, render_project
 from echelon.core.atomic_file import write_atomic
-from echelon.core.codec import decode, encode
-from echelon.core.files import Stamp, folders
+from echelon.core.files import BlockedError, Stamp, folders
 from echelon.core.frozen import frozen
 from echelon.core.records import parse_json, read_bytes, render_json
+from echelon.core.tree import Tree
 from echelon.core.userstate import is_remembered, remember
-from echelon.errors import UnavailableError
+from echelon.errors import EchelonError, UnavailableError
 
-OWN_FOLDER = ".echelon"
-"""The folder of a mirror with its lock and records."""
 RECORD = f"{OWN_FOLDER}/mirror.json"
-
-
-@frozen
-class Commit:
-    """What git knows about a project."""
-
-    commit: str = ""
-    branch: str = ""
-    dirty: bool = False
-
-
-class MirrorFile(NamedTuple):
-    """A file of a mirror."""
-
-    digest: str
-    """SHA-256."""
-    size: int
-    executable: bool
-    own: bool
-    """Whether Echelon wrote it; False if the same file was there before."""
-    stamp: Stamp | None
-    """Of the file on the host; None if a change might not show."""
+FOLDER = "folder"
+"""The identity of a folder."""
+_SPECIAL = "special file"
 
 
 @frozen
 class MirrorRecord:
-    """Everything in a mirror that is code, by path."""
+    """What Echelon wrote to a workdir."""
 
-    files: Mapping[str, MirrorFile] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
-    """Links and their targets."""
-    own_links: tuple[str, ...] = ()
-    """Links that Echelon created."""
-    commit: Commit = field(default_factory=Commit)
-    """Of the project on the machine that sent it."""
-    origin: str = ""
-    """That machine, and the project's directory on it."""
+    project: Project = field(default_factory=Project)
+    """The code that was sent last."""
+    before: Mapping[str, str] | None = None
+    """While the workdir is being updated: what Echelon had written there, as identities by path."""
+    theirs: tuple[str, ...] = ()
+    """Paths of the project where the same was before: they are neither replaced nor removed."""
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    """Of the files of the project on the host, unless a change might not show."""
+
+    def ours(self) -> dict[str, set[str]]:
+        """Return by path the identities of what Echelon wrote there."""
+        known = {path: {identity} for path, identity in (self.before or {}).items()}
+        for path, identity in self.project.identities().items():
+            known.setdefault(path, set()).add(identity)
+        for path in self.theirs:
+            known.pop(path, None)
+        return known
 
 
-def has_record(folder: Path) -> bool:
-    """Tell whether a folder is a mirror of the current user."""
-    return _find_mirror(folder) is not None
-
-
-def read_own(path: Path) -> dict[str, Any]:
-    """Return the record in a file; empty unless this user wrote it, with this content."""
+def find_record(root: Path) -> MirrorRecord | None:
+    """Return the record in a folder; None unless this user wrote it, with this content."""
     try:
-        content = read_bytes(path)
-        return dict(parse_json(content)) if is_remembered(content, os.environ) else {}
-    except (OSError, ValueError, TypeError):  # also another file of this user, such as a script
-        return {}
+        content = read_bytes(root / RECORD)
+        return _parse(parse_json(content)) if is_remembered(content, os.environ) else None
+    except (OSError, EchelonError, ValueError, TypeError, AttributeError, KeyError):
+        return None  # also another file of this user, such as a script
 
 
-def write_own(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record that `read_own` returns.
+def _parse(record: Mapping[str, Any]) -> MirrorRecord:
+    before = record["before"]
+    return MirrorRecord(
+        project=parse_project(record["project"]),
+        before=None if before is None else {str(path): str(one) for path, one in before.items()},
+        theirs=tuple(map(str, record["theirs"])),
+        stamps={path: Stamp(*stamp) for path, stamp in record["stamps"].items()},
+    )
+
+
+def write_record(root: Path, record: MirrorRecord) -> None:
+    """Write the record of a folder.
 
     Raises:
         UnavailableError: the user's state folder cannot be written.
     """
-    content = render_json(record).encode()
+    table = {
+        "project": render_project(record.project),
+        "before": record.before and dict(record.before),
+        "theirs": list(record.theirs),
+        "stamps": dict(record.stamps),
+    }
+    content = render_json(table).encode()
     if why := remember(content, os.environ):
         raise UnavailableError(
-            f"cannot record in the state folder what is sent to {path.parent.parent}: {why}",
+            f"cannot record in the state folder what is sent to {root}: {why}",
             hint="set XDG_STATE_HOME on the host to a folder that you can write to",
         )
-    write_atomic(path, content)
+    write_atomic(root / RECORD, content)
 
 
-def read_mirror(root: Path) -> MirrorRecord:
-    """Return what a mirror holds; nothing if it was never complete."""
-    return _find_mirror(root) or MirrorRecord()
+# --- what is there ----------------------------------------------------------------------------
 
 
-def _find_mirror(root: Path) -> MirrorRecord | None:
-    record = read_own(root / RECORD)
+class Found(NamedTuple):
+    """What is at a path on the host."""
+
+    identity: str = ""
+    """As in `Project.identities`; empty if there is nothing."""
+    executable: bool = False
+    stamp: Stamp | None = None
+    in_the_way: tuple[str, ...] = ()
+    """Files and links that have to go before a file can be here: those in a folder at this path, or
+    the one in the place of a folder around it."""
+
+    def matches(self, project: Project, path: str) -> bool:
+        """Tell whether it is what a project has at this path."""
+        if (file := project.files.get(path)) is None:
+            return self.identity == f"{LINK}{project.links.get(path)}"
+        return (self.identity, self.executable) == (file.digest, file.executable)
+
+
+def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
+    """Return what is at a path; files with a known stamp are not read."""
     try:
-        return _parse_mirror(record) if record else None
-    except (ValueError, TypeError, AttributeError, KeyError):  # another record of this user
-        return None
-
-
-def _parse_mirror(record: Mapping[str, Any]) -> MirrorRecord:
-    return MirrorRecord(
-        files={
-            path: MirrorFile(
-                str(digest), int(size), bool(executable), bool(own), stamp and Stamp(*stamp)
-            )
-            for path, (digest, size, executable, own, stamp) in record["files"].items()
-        },
-        links={str(path): str(target) for path, target in record["links"].items()},
-        own_links=tuple(map(str, record["own_links"])),
-        commit=decode(Commit, record["commit"]),
-        origin=str(record.get("origin", "")),
-    )
-
-
-def write_mirror(root: Path, record: MirrorRecord) -> None:
-    """Write what a mirror holds."""
-    content: dict[str, Any] = {
-        "files": dict(record.files),
-        "links": dict(record.links),
-        "own_links": list(record.own_links),
-        "commit": encode(record.commit),
-        "origin": record.origin,
-    }
-    write_own(root / RECORD, content)
+        status = tree.find(path)
+    except BlockedError as error:
+        return Found(in_the_way=(error.path,))
+    if status is None:
+        return Found()
+    stamp = Stamp.of(status)
+    if stat.S_ISLNK(status.st_mode):
+        return Found(identity=f"{LINK}{tree.read_link(path)}", stamp=stamp)
+    if stat.S_ISDIR(status.st_mode):
+        return Found(identity=FOLDER, in_the_way=tuple(tree.list_below(path)))
+    if not stat.S_ISREG(status.st_mode):
+        return Found(identity=_SPECIAL, stamp=stamp)
+    if stamp == record.stamps.get(path):
+        digest = record.project.files[path].digest
+    else:
+        with tree.open(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Found(identity=digest, executable=bool(status.st_mode & stat.S_IXUSR), stamp=stamp)
 
 
 def is_changed(root: Path, record: MirrorRecord) -> bool:
-    """Tell whether a file or link of a mirror is not as it was sent."""
-    return any(
-        _is_other_file(f"{root}/{path}", file) for path, file in record.files.items()
-    ) or any(_is_other_link(f"{root}/{path}", target) for path, target in record.links.items())
-
-
-def _is_other_file(path: str, known: MirrorFile) -> bool:
+    """Tell whether a file or link of the project is not as it was sent."""
+    project = record.project
     try:
-        found = os.lstat(path)
-        if (stat.S_ISREG(found.st_mode), is_executable(found)) != (True, known.executable):
-            return True
-        if known.stamp == Stamp.of(found):
-            return False
-        with open(path, "rb") as file:  # noqa: PTH123  many of them
-            return hashlib.file_digest(file, "sha256").hexdigest() != known.digest
-    except OSError:
-        return True
-
-
-def is_executable(found: os.stat_result) -> bool:
-    """Tell whether its owner may execute a file."""
-    return bool(found.st_mode & stat.S_IXUSR)
-
-
-def _is_other_link(path: str, target: str) -> bool:
-    try:
-        return os.readlink(path) != target  # noqa: PTH115  as text
+        with Tree(root) as tree:
+            return not all(
+                examine_path(tree, path, record).matches(project, path)
+                for path in (*project.files, *project.links)
+            )
     except OSError:
         return True
 
 
 def list_beside(root: Path, code: Iterable[str]) -> list[str]:
-    """Return what else is in the folders of a mirror's code; folders without code as one entry."""
+    """Return what else is in the folders of the code; folders without code as one entry."""
     known = set(code)
     holders = {"", *(folder for path in known for folder in folders(path))}
     beside = []

@@ -13,13 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from echelon.client.code.code_entries import examine, place_link, read_settled
-from echelon.client.code.code_listing import (
-    IGNORE,
-    MOST_FILES,
-    find_root,
-    list_project,
-    read_commit,
-)
+from echelon.client.code.code_listing import IGNORE, find_root, list_project, read_commit
+from echelon.client.code.project import MOST_BYTES, MOST_FILES
 from echelon.core.atomic_file import write_atomic
 from echelon.core.files import Entry
 from echelon.core.frozen import frozen
@@ -41,7 +36,6 @@ from echelon.run.listing import list_runs
 from echelon.run.request import read_code
 from echelon.spec.job_spec import JobSpec
 
-MOST_BYTES = 200 * 10**6
 _NAMED = 5
 """How many of the largest entries an error lists."""
 _LOOKED_AT = 20

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from echelon.client.code.code_listing import find_root
-from echelon.client.remote.mirror import send_project
-from echelon.client.remote.project_description import Project, describe_project
+from echelon.client.code.project import Project
 from echelon.client.remote.register import forget_run, record_run
 from echelon.client.remote.remote_calls import Progress, make_site, open_host, talking
+from echelon.client.remote.sending import describe_project, send_project
 from echelon.client.submit.checks import check_files, check_sweep
 from echelon.client.submit.parameters import split_array
 from echelon.client.submit.pipeline import Request

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from echelon.client.remote.project_description import RUNS
+from echelon.client.code.project import RUNS
 from echelon.client.submit.arrays import submit_sweep
 from echelon.client.submit.pipeline import Checked, Request, check, prepare, submit
 from echelon.client.submit.requests import flatten
@@ -32,12 +32,12 @@ from echelon.spec.merging import Layer, Merged, merge
 
 def serve_submission(workdir: Path, stream: Stream) -> None:
     """Receive a project, submit it, and answer with the run."""
-    from echelon.client.remote.mirror import hold_mirror  # noqa: PLC0415
+    from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
 
     wanted = stream.receive()
-    with hold_mirror(workdir) as mirror, contextlib.redirect_stderr(io.StringIO()) as said:
-        mirror.receive(stream)
-        found = _submit_once(mirror.workdir, wanted)
+    with hold_workdir(workdir) as held, contextlib.redirect_stderr(io.StringIO()) as said:
+        held.receive(stream)
+        found = _submit_once(held.root, wanted)
     stream.send({**found, "notes": said.getvalue().splitlines()})
 
 

@@ -1,8 +1,8 @@
 """Messages and data between two Echelon processes over one two-way byte stream, such as ssh's.
 
-A message is a line with a JSON object. Data that a message announces follows it as raw bytes, or as
-chunks with their lengths if the total is not known. The stream may end at any byte, and the other
-end may send anything: whatever it sends, memory stays bounded and the error is an `EchelonError`.
+A message is a line with a JSON object. Data that a message announces follows it as raw bytes. The
+stream may end at any byte, and the other end may send anything: whatever it sends, memory stays
+bounded and the error is an `EchelonError`.
 """
 
 import contextlib
@@ -30,7 +30,6 @@ MOST_LINE_BYTES = 64 << 20
 """Longest message; the description of 50,000 files is far shorter."""
 _SHOWN = 80
 """How much of an unexpected message an error shows."""
-_LENGTH_BYTES = 4
 _KINDS = {
     kind.exit_code: kind
     for kind in (
@@ -199,61 +198,6 @@ class Stream:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
-
-
-class ChunkWriter:
-    """A file that writes to a stream in chunks with lengths; close it to mark the end."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def write(self, data: bytes) -> int:
-        """Write a chunk."""
-        for start in range(0, len(data), CHUNK_BYTES):
-            part = data[start : start + CHUNK_BYTES]
-            self._stream.write(len(part).to_bytes(_LENGTH_BYTES, "big"))
-            self._stream.write(part)
-        return len(data)
-
-    def close(self) -> None:
-        """Mark the end."""
-        self._stream.write(bytes(_LENGTH_BYTES))
-        self._stream.flush()
-
-
-class ChunkReader:
-    """A file with the chunks of a `ChunkWriter`; it ends where that one was closed.
-
-    Args:
-        stream: where they are read from.
-        most: how many bytes to accept.
-    """
-
-    def __init__(self, stream: Stream, *, most: int) -> None:
-        self._stream, self._left = stream, most
-        self._buffer, self._ended = bytearray(), False
-
-    def read(self, count: int) -> bytes:
-        """Return this many bytes; fewer only at the end.
-
-        Raises:
-            UnavailableError: the stream ends before, or is longer than allowed.
-        """
-        while len(self._buffer) < count and not self._ended:
-            length = int.from_bytes(self._stream.read(_LENGTH_BYTES), "big")
-            if length > min(CHUNK_BYTES, self._left):
-                raise self._stream.refuse(f"a chunk of {length:,} bytes")
-            self._buffer += self._stream.read(length)
-            self._left -= length
-            self._ended = length == 0
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return taken
-
-    def finish(self) -> None:
-        """Read what is left, up to the end."""
-        while self.read(CHUNK_BYTES):
-            pass
 
 
 def _show(line: bytes) -> str:

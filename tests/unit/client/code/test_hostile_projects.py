@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from echelon.client.code.code_listing import Kind, find_kind, find_root
+from echelon.client.code.project import Project, ProjectFile
 from echelon.client.code.snapshot import take_snapshot
-from echelon.client.remote.project_description import Project, ProjectFile
 from echelon.client.submit.checks import check_files
 from echelon.client.submit.host_submission import find_project
 from echelon.client.submit.requests import read_request
@@ -20,7 +20,7 @@ from echelon.core.userstate import remember
 from echelon.errors import UsageError
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
-from mirrors import describe, make_project, send, write
+from workdirs import describe, make_project, send, write
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
 
@@ -43,17 +43,21 @@ def git(root, *words):
     subprocess.run(["git", "-C", root, *who, *words], check=True, env=env)
 
 
-def pretend_mirror(project, *paths):
-    """Write the record of a mirror, as a repository may contain it."""
-    files = {path: ["0" * 64, len(KEY), False, True, None] for path in paths}
-    record = {"files": files, "links": {}, "own_links": [], "commit": {}, "origin": "laptop:/x"}
+def pretend_record(project, contents):
+    """Write the record of a workdir, as a repository may contain it."""
+    files = {
+        path: [hashlib.sha256(text.encode()).hexdigest(), len(text), False]
+        for path, text in contents.items()
+    }
+    sent = {"files": files, "links": {}, "commit": {}, "origin": "laptop:/x"}
+    record = {"project": sent, "before": None, "theirs": [], "stamps": {}}
     write(project, {".echelon/mirror.json": json.dumps(record)})
 
 
 @pytest.mark.parametrize("versioned", [True, False], ids=["git", "folder"])
 def test_a_record_in_a_clone_does_not_choose_what_is_sent(project, versioned):
     (project / "conf").symlink_to("../.ssh")
-    pretend_mirror(project, "train.py", "conf/id_ed25519", "../.ssh/id_ed25519")
+    pretend_record(project, {"train.py": "", "conf/id_ed25519": KEY, "../.ssh/id_ed25519": KEY})
     if versioned:
         git(project, "init", "-q")
         git(project, "add", "--force", ".")
@@ -68,11 +72,12 @@ def test_a_record_in_a_clone_does_not_choose_what_is_sent(project, versioned):
     "content",
     [
         '{"files":{"train.py":["0",false,1,null]},"links":{}}',
-        '{"files":[],"links":[],"own_links":[],"commit":[]}',
+        '{"project":{"files":[],"links":[]},"before":null,"theirs":[],"stamps":{}}',
+        '{"project":{"files":{},"links":{}},"before":1,"theirs":[],"stamps":{}}',
         "[1]",
         "#!/bin/sh",
     ],
-    ids=["manifest", "pending", "list", "script"],
+    ids=["manifest", "files", "before", "list", "script"],
 )
 def test_another_file_of_the_user_is_no_record(project, content):
     """Someone to whom the user gave a run knows files whose digests are recorded."""
@@ -93,15 +98,8 @@ def test_a_record_in_the_target_does_not_choose_what_is_removed(project, home):
     """The target may be a clone too."""
     workdir = home / "work"
     write(workdir, {"train.py": "train\n", "notes.txt": "mine\n"})
-    contents = {"../.ssh/id_ed25519": KEY, "notes.txt": "mine\n"}
-    pending = {
-        path: [f"file {hashlib.sha256(text.encode()).hexdigest()}"]
-        for path, text in contents.items()
-    }
-    pretend_mirror(workdir, "train.py", "notes.txt", "../.ssh/id_ed25519")
-    write(workdir, {".echelon/pending.json": json.dumps(pending)})
-    done = send(project, workdir).check()
-    assert done.host.removed == 0
+    pretend_record(workdir, {"../.ssh/id_ed25519": KEY, "notes.txt": "mine\n", "train.py": ""})
+    send(project, workdir).check()
     assert (workdir / "notes.txt").exists()
     assert (home / ".ssh" / "id_ed25519").exists()
 

@@ -1,4 +1,4 @@
-"""Mirrors as projects: what a submission on the host copies and records."""
+"""Workdirs as projects: what a submission on the host copies and records."""
 
 import os
 import subprocess
@@ -6,13 +6,13 @@ import subprocess
 import pytest
 
 from echelon.client.code.code_listing import Kind, find_root, list_project, read_commit
-from echelon.client.code.mirror_record import read_mirror
+from echelon.client.code.mirror_record import find_record
 from echelon.client.code.snapshot import take_snapshot
 from echelon.core.shell import LocalShell
 from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
-from mirrors import content, make_project, send, write
+from workdirs import content, make_project, send, write
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def test_a_file_that_was_edited_on_the_host_makes_it_dirty(repository, workdir, 
 def test_uncommitted_changes_on_the_laptop_are_known_on_the_host(repository, workdir):
     write(repository, {"train.py": "edited here\n"})
     send(repository, workdir).check()
-    assert read_mirror(workdir).commit.dirty
+    assert find_record(workdir).project.commit.dirty
 
 
-def test_a_repository_inside_a_mirror_is_a_project_of_its_own(project, workdir):
+def test_a_repository_inside_a_workdir_is_a_project_of_its_own(project, workdir):
     send(project, workdir).check()
     write(workdir, {"other/x.py": "x\n"})
     git(workdir / "other", "init", "-q")

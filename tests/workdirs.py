@@ -1,10 +1,8 @@
-"""A project, and sending it to a mirror."""
+"""A project, and sending it to a workdir."""
 
 from byte_streams import exchange
-from echelon.client.remote.mirror import receive_project, send_project
-from echelon.client.remote.project_description import (
-    describe_project,
-)
+from echelon.client.remote.sending import describe_project, send_project
+from echelon.client.remote.workdir import hold_workdir
 from echelon.core.shell import LocalShell
 
 
@@ -26,17 +24,22 @@ def describe(root, state=None):
     return describe_project(root, LocalShell(), runs=root / "runs", state=state)
 
 
-def send(root, workdir, described=None, **cuts):
+def receive(workdir, stream):
+    with stream.reporting(), hold_workdir(workdir) as held:
+        held.receive(stream)
+
+
+def send(root, workdir, described=None, progress=lambda _sent, _all: None, **cuts):
     described = described or describe(root)
     return exchange(
-        lambda stream: send_project(described, root, stream),
-        lambda stream: receive_project(workdir, stream),
+        lambda stream: send_project(described, root, stream, progress),
+        lambda stream: receive(workdir, stream),
         **cuts,
     )
 
 
 def content(folder):
-    """Everything in a folder but the mirror's own records."""
+    """Everything in a folder but Echelon's own records."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

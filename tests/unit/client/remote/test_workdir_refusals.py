@@ -1,28 +1,27 @@
-"""Mirrors of projects: hostile streams, full disks, and who holds a mirror."""
+"""Workdirs: hostile streams, full disks, and who holds a workdir."""
 
 import contextlib
 import errno
-import io
 import json
 import os
-import re
-import tarfile
 import threading
 from hashlib import sha256
 
 import pytest
 
 from byte_streams import exchange, talk
-from echelon.client.remote.mirror import hold_mirror, receive_project, send_project
-from echelon.clusters.ssh.stream import ChunkWriter, Stream
+from echelon.client.remote.sending import send_project
+from echelon.client.remote.workdir import hold_workdir
+from echelon.clusters.ssh.stream import Stream
 from echelon.core.tree import Tree
 from echelon.errors import (
+    ConflictError,
     EchelonError,
     NotPermittedError,
     TimedOutError,
     UnavailableError,
 )
-from mirrors import content, describe, make_project, send, write
+from workdirs import content, describe, make_project, receive, send, write
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def entry(data=b"x", size=None):
 )
 def test_paths_that_lead_elsewhere_are_refused(workdir, path):
     for message in (header({path: entry()}), header(links={path: "x"})):
-        done = exchange(talk(message), lambda stream: receive_project(workdir, stream))
+        done = exchange(talk(message), lambda stream: receive(workdir, stream))
         assert isinstance(done.host, NotPermittedError), done
         assert b"refused the path" in done.laptop
     assert content(workdir) == {}
@@ -64,7 +63,7 @@ def test_paths_that_lead_elsewhere_are_refused(workdir, path):
 
 def test_a_file_below_a_link_is_refused(workdir):
     message = header({"link/x": entry()}, {"link": "/scratch"})
-    done = exchange(talk(message), lambda stream: receive_project(workdir, stream))
+    done = exchange(talk(message), lambda stream: receive(workdir, stream))
     assert isinstance(done.host, NotPermittedError)
 
 
@@ -89,7 +88,7 @@ def test_a_file_below_a_link_is_refused(workdir):
     ],
 )
 def test_garbage_is_refused(workdir, message):
-    done = exchange(talk(message), lambda stream: receive_project(workdir, stream))
+    done = exchange(talk(message), lambda stream: receive(workdir, stream))
     assert isinstance(done.host, UnavailableError)
     assert done.host.hint
     assert b'"error"' in done.laptop
@@ -97,62 +96,61 @@ def test_garbage_is_refused(workdir, message):
 
 def test_an_endless_message_is_refused(workdir, monkeypatch):
     monkeypatch.setattr("echelon.clusters.ssh.stream.Stream.receive.__kwdefaults__", {"most": 5000})
-    done = exchange(talk(b"x" * 6000), lambda stream: receive_project(workdir, stream))
+    done = exchange(talk(b"x" * 6000), lambda stream: receive(workdir, stream))
     assert "a message of more than 5,000 bytes" in str(done.host)
 
 
-def archive(*members):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        for member, text in members:
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text))
-    return data.getvalue()
-
-
-def member(name, kind=tarfile.REGTYPE, target=""):
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname = kind, target
-    return made
-
-
-def packed(data):
-    def call(stream):
-        stream.receive()
-        writer = ChunkWriter(stream)
-        writer.write(data)
-        writer.close()
-
-    return call
-
-
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("sent", "says"),
     [
-        (archive((member("a"), b"y")), "another digest"),
-        (archive((member("../a"), b"x")), r"an archive with '\.\./a'"),
-        (archive((member("b"), b"x")), "an archive with 'b'"),
-        (archive((member("a"), b"xx")), "an archive with 'a'"),
-        (archive((member("a", tarfile.SYMTYPE, "/etc/passwd"), b"")), "an archive with 'a'"),
-        (archive((member("a", tarfile.CHRTYPE), b"")), "an archive with 'a'"),
-        (archive((member("a", tarfile.LNKTYPE, "/etc/passwd"), b"")), "an archive with 'a'"),
-        (archive((member("a"), b"x"), (member("a"), b"x")), "an archive with 'a'"),
-        (archive(), "an archive without 'a'"),
-        (b"", "a damaged archive"),
-        (b"x" * 20_000, "a damaged archive"),
-        (archive((member("a"), b"x"))[:700], "a damaged archive|an archive without"),
-        (archive((member("a"), b"x")) + bytes(1 << 22), "a chunk of"),
+        (b"y", "content with another digest than announced"),
+        (b"", "connection to host was lost"),
+        (b"\n", "content with another digest than announced"),
     ],
 )
-def test_archives_with_anything_else_are_refused(workdir, data, says):
-    done = exchange(
-        talk(header({"a": entry()}), packed(data)), lambda stream: receive_project(workdir, stream)
-    )
+def test_another_content_than_announced_is_refused(workdir, sent, says):
+    def answer(stream):
+        assert stream.receive() == {"lacking": [sha256(b"x").hexdigest()]}
+        stream.write(sent)
+        if not sent:
+            stream._writer._own.shutdown(1)
+
+    done = exchange(talk(header({"a": entry()}), answer), lambda stream: receive(workdir, stream))
     assert isinstance(done.host, UnavailableError), done.host
-    assert re.search(says, done.host.message), done.host.message
-    assert not list(workdir.rglob(".echelon-*"))
-    assert set(content(workdir)) <= {"a"}
+    assert says in done.host.message
+    assert content(workdir) == {}
     assert not (workdir / ".echelon" / "mirror.json").exists()
+    assert not list((workdir / ".echelon").glob("incoming/*"))
+
+
+def test_what_follows_the_contents_is_not_read(workdir):
+    """Neither a file nor a message: the workdir is complete."""
+    message = header({"a": entry()})
+    extra = lambda stream: stream.receive() and stream.write(b"x" + b"y" * 1000)  # noqa: E731
+    done = exchange(talk(message, extra), lambda stream: receive(workdir, stream))
+    assert done.host is None
+    assert content(workdir) == {"a": b"x"}
+
+
+def test_contents_in_a_clone_are_not_believed(project, workdir, tmp_path):
+    """The workdir may be a repository that somebody else wrote."""
+    digest = sha256(b"train\n").hexdigest()
+    write(tmp_path, {"secret": "train\n"})
+    write(workdir, {f".echelon/incoming/{digest}": "evil\n", ".echelon/incoming/more": "x"})
+    os.mkfifo(workdir / ".echelon" / "incoming" / sha256(b"a\n").hexdigest())
+    link = workdir / ".echelon" / "incoming" / sha256(b"b\n").hexdigest()
+    link.symlink_to(tmp_path / "secret")
+    send(project, workdir).check()
+    assert content(workdir) == content(project)
+    assert (tmp_path / "secret").read_text() == "train\n"
+
+
+def test_a_link_in_the_place_of_the_received_contents_is_refused(project, workdir, tmp_path):
+    write(tmp_path, {"elsewhere/keep": "keep\n"})
+    (workdir / ".echelon").mkdir(parents=True)
+    (workdir / ".echelon" / "incoming").symlink_to(tmp_path / "elsewhere")
+    assert isinstance(send(project, workdir).laptop, ConflictError)
+    assert content(tmp_path / "elsewhere") == {"keep": b"keep\n"}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ def test_an_error_of_the_host_is_known_while_the_laptop_writes(project, workdir,
         with os.fdopen(up[0], "rb") as reader, os.fdopen(down[1], "wb") as writer:
             stream = Stream(reader, writer)
             with contextlib.suppress(EchelonError):
-                receive_project(workdir, stream)
+                receive(workdir, stream)
 
     thread = threading.Thread(target=host)
     thread.start()
@@ -198,12 +196,17 @@ def test_an_error_of_the_host_is_known_while_the_laptop_writes(project, workdir,
 # --- the host's file system -------------------------------------------------------------------
 
 
+SCRIPT = f".echelon/incoming/{sha256(b'#!/bin/sh').hexdigest()}"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number):
+@pytest.mark.parametrize("place", [SCRIPT, "tool.sh"], ids=["receiving", "updating"])
+def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number, place):
+    write(project, {"tool.sh": "#!/bin/sh"})
     original = Tree.replacing
 
     def full(self, path, name, *, mode):
-        if path == "tool.sh":
+        if path == place:
             raise OSError(number, os.strerror(number))
         return original(self, path, name, mode=mode)
 
@@ -211,9 +214,11 @@ def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number):
     done = send(project, workdir)
     assert isinstance(done.laptop, UnavailableError)
     assert f"no space left in {workdir}" in done.laptop.message
+    assert (workdir / "tool.sh").exists() is False
     monkeypatch.undo()
     again = send(project, workdir).check()
     assert again.laptop.files < 5
+    assert content(workdir) == content(project)
 
 
 def test_a_folder_that_cannot_be_created_is_an_error(project, tmp_path):
@@ -230,17 +235,15 @@ def test_records_behind_a_link_are_refused(project, workdir, tmp_path):
     assert isinstance(send(project, workdir).host, NotPermittedError)
 
 
-def test_only_one_process_holds_a_mirror(workdir):
-    waited = []
+def test_only_one_process_holds_a_workdir(workdir):
     with (
-        hold_mirror(workdir),
+        hold_workdir(workdir),
         pytest.raises(TimedOutError, match="another submission has held"),
-        hold_mirror(workdir, timeout_s=0.2, waiting=lambda: waited.append(1)),
+        hold_workdir(workdir, timeout_s=0.2),
     ):
         pass
-    assert waited == [1]
-    with hold_mirror(workdir) as mirror:
-        assert mirror.workdir == workdir
+    with hold_workdir(workdir) as held:
+        assert held.root == workdir
 
 
 def test_two_senders_at_once_do_not_mix(tmp_path, workdir):

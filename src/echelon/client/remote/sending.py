@@ -1,4 +1,4 @@
-"""What a project's code is, as the machine that sends it tells the one that keeps a mirror of it.
+"""The laptop's side of a submission: describes a project, and sends what the host lacks.
 
 Files are known by their digests. Those of unchanged files are remembered in the user's state
 folder, so that a project is not read as a whole for each submission.
@@ -7,65 +7,36 @@ folder, so that a project is not read as a whole for each submission.
 import contextlib
 import hashlib
 import os
-import re
 import stat
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from echelon.client.code.code_entries import examine, read_settled, relocate_link
-from echelon.client.code.code_listing import (
-    IGNORE,
-    MOST_FILES,
-    find_kind,
-    list_project,
-    read_commit,
+from echelon.client.code.code_listing import IGNORE, find_kind, list_project, read_commit
+from echelon.client.code.project import (
+    OWN_FOLDER,
+    RESERVED,
+    RUNS,
+    Project,
+    ProjectFile,
+    render_project,
 )
-from echelon.client.code.mirror_record import OWN_FOLDER, Commit
-from echelon.client.code.snapshot import MOST_BYTES, check_size
+from echelon.client.code.snapshot import check_size
+from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
 from echelon.core.atomic_file import make_private, write_atomic
-from echelon.core.codec import decode, encode
-from echelon.core.files import Entry, Stamp, check_paths
+from echelon.core.files import BlockedError, Entry, Stamp
 from echelon.core.frozen import frozen
 from echelon.core.records import MOST_BYTES as MOST_RECORD
-from echelon.core.records import find_record, render_json, to_count
+from echelon.core.records import find_record, render_json
 from echelon.core.shell import Shell
 from echelon.core.tree import Tree
-from echelon.errors import NotPermittedError, UnavailableError, UsageError
+from echelon.errors import UsageError
 
-RUNS = "runs"
-"""The folder of runs in a mirror."""
-_RESERVED = (OWN_FOLDER, RUNS)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_TARGET = 4095
-"""Length of the longest target of a link."""
+Progress = Callable[[int, int], None]
+"""Is called with the number of bytes that were transferred, and of all that are to be."""
 
 
-class ProjectFile(NamedTuple):
-    """A file of a project."""
-
-    digest: str
-    """SHA-256."""
-    size: int
-    executable: bool
-
-
-@frozen
-class Project:
-    """The code of a project, by path."""
-
-    files: Mapping[str, ProjectFile]
-    links: Mapping[str, str]
-    """Links and their targets: relative if they are in the project, else as they are."""
-    commit: Commit = field(default_factory=Commit)
-    origin: str = ""
-    """This machine, and the project's directory on it."""
-
-    @property
-    def size(self) -> int:
-        """The number of bytes in all files."""
-        return sum(file.size for file in self.files.values())
+# --- describing -------------------------------------------------------------------------------
 
 
 def describe_project(root: Path, shell: Shell, *, runs: Path, state: Path | None) -> Project:
@@ -79,7 +50,7 @@ def describe_project(root: Path, shell: Shell, *, runs: Path, state: Path | None
 
     Raises:
         UsageError: the project is too large, a file cannot be read or changes all the time, or
-            files of the code are in a folder that the mirror uses itself.
+            files of the code are in a folder that the workdir uses for runs.
     """
     kind = find_kind(root)
     listing = list_project(root, shell, kind=kind, runs=runs)
@@ -103,8 +74,8 @@ def describe_project(root: Path, shell: Shell, *, runs: Path, state: Path | None
 
 
 def _is_left_out(entry: Entry) -> bool:
-    """Tell whether an entry means something else in a mirror: its records, its runs."""
-    return entry.path.startswith(f"{OWN_FOLDER}/") or entry.path in _RESERVED
+    """Tell whether an entry means something else in a workdir: its record, its runs."""
+    return entry.path.startswith(f"{OWN_FOLDER}/") or entry.path in RESERVED
 
 
 def _check_names(root: Path, entries: list[Entry]) -> None:
@@ -161,63 +132,70 @@ class _Digests:
             write_atomic(self._path, render_json(content))
 
 
-# --- on the wire ------------------------------------------------------------------------------
+# --- sending ----------------------------------------------------------------------------------
 
 
-def render_project(project: Project) -> dict[str, Any]:
-    """Return a project as a message. Pure."""
-    return {
-        "files": dict(project.files),
-        "links": dict(project.links),
-        "commit": encode(project.commit),
-        "origin": project.origin,
-    }
+@frozen
+class Sent:
+    """What was sent."""
+
+    files: int
+    """How many contents the host lacked."""
+    size: int
+    """In bytes."""
+    warnings: tuple[str, ...]
+    """From the host, for the user."""
 
 
-def parse_project(record: Mapping[str, Any]) -> Project:
-    """Return the project in a message. Pure.
+def send_project(
+    project: Project, root: Path, stream: Stream, progress: Progress = lambda _sent, _all: None
+) -> Sent:
+    """Send the code of a project to a host that calls `Workdir.receive`.
+
+    Args:
+        project: what `describe_project` returned.
+        root: the project's directory.
+        stream: leads to the host.
+        progress: is called as bytes are sent.
 
     Raises:
-        NotPermittedError: a path leads elsewhere, or into a folder that the mirror uses itself.
-        UnavailableError: the message is not that of a project, or the project is too large.
+        UsageError: a file changes meanwhile.
+        ConflictError: files on the host would be lost.
+        UnavailableError: the connection is lost, or the host's disk is full.
     """
-    files, links = record.get("files"), record.get("links")
-    if not isinstance(files, dict) or not isinstance(links, dict):
-        raise _refuse("no files or links")
-    check_paths([*files, *links])
-    for path in (*files, *links):
-        if path.partition("/")[0] in _RESERVED:
-            raise NotPermittedError(
-                f"refused the path '{path}': Echelon uses that folder itself",
-                hint="use the same version of Echelon on both ends",
-            )
-    project = Project(
-        files={path: _parse_file(path, file) for path, file in files.items()},
-        links={path: _parse_target(path, target) for path, target in links.items()},
-        commit=decode(Commit, commit if isinstance(commit := record.get("commit"), dict) else {}),
-        origin=str(record.get("origin", ""))[:_MOST_TARGET],
-    )
-    if len(files) + len(links) > MOST_FILES or project.size > MOST_BYTES:
-        raise _refuse(f"{len(files) + len(links):,} files with {project.size:,} bytes are too many")
-    return project
+    stream.send(render_project(project))
+    paths = {file.digest: path for path, file in project.files.items()}
+    lacking = stream.receive().get("lacking")
+    if not isinstance(lacking, list) or not all(
+        isinstance(digest, str) and digest in paths for digest in lacking
+    ):
+        raise stream.refuse("files that are not in the project were asked for")
+    sent, size = 0, sum(project.files[paths[digest]].size for digest in lacking)
+    with Tree(root) as tree:
+        for digest in lacking:
+            content = _read(tree, paths[digest], digest)
+            for start in range(0, len(content), CHUNK_BYTES):
+                part = content[start : start + CHUNK_BYTES]
+                stream.write(part)
+                sent += len(part)
+                progress(sent, size)
+    stream.flush()
+    warnings = stream.receive().get("warnings")
+    texts = tuple(map(str, warnings)) if isinstance(warnings, list) else ()
+    return Sent(files=len(lacking), size=size, warnings=texts)
 
 
-def _parse_file(path: str, file: Any) -> ProjectFile:
-    digest, size, executable = file if isinstance(file, list) and len(file) == 3 else (0, 0, 0)
-    count = to_count(size)
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest) or count is None:
-        raise _refuse(f"damaged entry for the file '{path}'")
-    return ProjectFile(digest, count, executable is True)
-
-
-def _parse_target(path: str, target: Any) -> str:
-    if not isinstance(target, str) or not 0 < len(target) <= _MOST_TARGET or "\0" in target:
-        raise _refuse(f"damaged entry for the link '{path}'")
-    return target
-
-
-def _refuse(what: str) -> UnavailableError:
-    return UnavailableError(
-        f"cannot read the description of the project: {what}",
-        hint="use the same version of Echelon on both ends",
-    )
+def _read(tree: Tree, path: str, digest: str) -> bytes:
+    """Return the content of a file, exactly as it was described."""
+    error: Exception | None = None
+    try:
+        with tree.open(path) as file:
+            content = file.read()
+        if hashlib.sha256(content).hexdigest() == digest:
+            return content
+    except (OSError, BlockedError) as caught:
+        error = caught
+    raise UsageError(
+        f"{tree.root / path} changed while the project was sent",
+        hint="submit again; exclude files that change all the time in .echelonignore",
+    ) from error

@@ -1,0 +1,344 @@
+"""The workdir on a login host: a one-way copy of the project that was sent last.
+
+The sender describes the project, the host answers with the contents that it lacks, and the sender
+sends these one after the other. `.echelon/incoming` keeps them until all are there, so after a lost
+connection the next call asks only for what is still missing. Then the files are replaced. Files
+that Echelon did not write, or that somebody changed since, are neither replaced nor removed.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.client.code.mirror_record import (
+    FOLDER,
+    Found,
+    MirrorRecord,
+    examine_path,
+    find_record,
+    write_record,
+)
+from echelon.client.code.project import OWN_FOLDER, Project, check_project, parse_project
+from echelon.clusters.ssh.stream import Stream
+from echelon.core.atomic_file import make_private
+from echelon.core.files import BlockedError
+from echelon.core.frozen import frozen
+from echelon.core.tree import Tree, naming_folder
+from echelon.core.waiting import wait_until
+from echelon.errors import ConflictError, NotPermittedError, TimedOutError, UnavailableError
+
+_LOCK = f"{OWN_FOLDER}/lock"
+_INCOMING = f"{OWN_FOLDER}/incoming"
+"""Contents that were received, each in a file named by its SHA-256."""
+_TEMPORARY = ".echelon-part"
+"""The name of a file while it is written, in the folder where it will be."""
+_NAMED = 5
+"""How many files an error lists."""
+
+
+# --- the lock ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def hold_workdir(root: Path, *, timeout_s: float = 600) -> Iterator["Workdir"]:
+    """Yield a workdir, which nobody else holds meanwhile.
+
+    Its errors reach the sender if this is inside `stream.reporting()`.
+
+    Args:
+        root: the folder; it is created, accessible by its owner alone.
+        timeout_s: how long to wait for another submission.
+
+    Raises:
+        NotPermittedError: `.echelon` in it is a link, or belongs to another user.
+        TimedOutError: another process holds it all the time.
+        UnavailableError: it cannot be created or locked.
+    """
+    with naming_folder(root):
+        make_private(root / OWN_FOLDER)
+        root = root.resolve()
+        _check_owner(root / OWN_FOLDER)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(root / _LOCK, flags, 0o600)
+    try:
+        _lock(lock, root, timeout_s)
+        with naming_folder(root):
+            tree = Tree(root)
+        with tree:
+            yield Workdir(root, tree)
+    finally:
+        os.close(lock)
+
+
+def _check_owner(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise NotPermittedError(
+            f"{folder} is not a folder, or belongs to another user",
+            hint="choose another workdir for this cluster",
+        )
+
+
+def _lock(lock: int, root: Path, timeout_s: float) -> None:
+    def is_locked() -> bool:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot lock {root / _LOCK}: {error.strerror}",
+                hint="choose a workdir on a file system with locks, such as the home directory",
+            ) from error
+        return True
+
+    if not wait_until(is_locked, timeout_s=timeout_s, interval_s=0.1):
+        raise TimedOutError(
+            f"another submission has held {root} for {timeout_s:.0f} s",
+            hint=f"see which process it is: fuser -v '{root / _LOCK}'",
+        )
+
+
+# --- what to change ---------------------------------------------------------------------------
+
+
+@frozen
+class Changes:
+    """What to do with a workdir. If `conflicts` is not empty: nothing."""
+
+    written: tuple[str, ...]
+    """Files and links of the project."""
+    removed: tuple[str, ...]
+    """Files and links that are not in the project any more."""
+    kept: tuple[str, ...]
+    """The same, but somebody changed them on the host."""
+    conflicts: tuple[str, ...]
+    """Files and links on the host that would be lost."""
+
+
+def find_changes(
+    project: Project, ours: Mapping[str, Collection[str]], found: Mapping[str, Found]
+) -> Changes:
+    """Compare a workdir with a project. Pure.
+
+    Args:
+        project: what was sent.
+        ours: by path, the identities of what Echelon wrote there.
+        found: what is there now, for all paths of both.
+    """
+    wanted = project.identities()
+    gone = ours.keys() - wanted.keys()
+    removed = {path for path in gone if found[path].identity in ours[path]}
+    written: list[str] = []
+    conflicts: dict[str, None] = {}
+    for path, identity in wanted.items():
+        there = found[path]
+        if there.matches(project, path):
+            continue
+        free = ("", FOLDER, identity, *ours.get(path, ()))
+        if there.identity in free and removed.issuperset(there.in_the_way):
+            written.append(path)
+        else:
+            lost = there.in_the_way or (path,)
+            conflicts |= dict.fromkeys(one for one in lost if one not in removed)
+    kept = (path for path in gone - removed if found[path].identity not in ("", FOLDER))
+    return Changes(
+        written=tuple(written),
+        removed=tuple(sorted(removed)),
+        kept=tuple(sorted(kept)),
+        conflicts=tuple(conflicts),
+    )
+
+
+# --- receiving --------------------------------------------------------------------------------
+
+
+class Workdir:
+    """A workdir that this process holds; see `hold_workdir`."""
+
+    def __init__(self, root: Path, tree: Tree) -> None:
+        self.root, self._tree = root, tree
+
+    def receive(self, stream: Stream) -> None:
+        """Receive a project from `send_project`, and make the workdir the same.
+
+        Errors are reported to the sender as well. Close the stream after one.
+
+        Raises:
+            ConflictError: files on the host would be lost; nothing was changed.
+            NotPermittedError: a path leads out of the folder.
+            UnavailableError: the connection is lost, or the disk is full; what has arrived is kept.
+        """
+        with stream.reporting(), naming_folder(self.root):
+            project = parse_project(stream.receive())
+            check_project(project)
+            record = find_record(self.root) or MirrorRecord()
+            ours = record.ours()
+            paths = sorted({*project.files, *project.links, *ours})
+            found = {path: examine_path(self._tree, path, record) for path in paths}
+            changes = find_changes(project, ours, found)
+            self._refuse_conflicts(changes)
+            self._collect(project, changes, found, stream)
+            self._check_unchanged(changes, found, record)
+            self._update(project, changes, found, record)
+            warnings = [_warn_kept(path) for path in changes.kept]
+            if record.project.origin not in ("", project.origin):
+                warnings.append(_warn_other(self.root, record.project.origin))
+            stream.send({"warnings": warnings})
+
+    def _refuse_conflicts(self, changes: Changes) -> None:
+        if not (paths := changes.conflicts):
+            return
+        more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+        first = self.root / paths[0]
+        raise ConflictError(
+            f"files in {self.root} were created or changed on the host, and differ from the"
+            f" project: {', '.join(paths[:_NAMED])}{more}",
+            hint="copy what you need of them to your project, and rename or remove them there:"
+            f" mv '{first}' '{first}.old'",
+        )
+
+    def _check_unchanged(
+        self, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+    ) -> None:
+        """Check that nobody changed a file since it was examined; sending may take minutes."""
+        for path in (*changes.written, *changes.removed):
+            if examine_path(self._tree, path, record) != found[path]:
+                raise ConflictError(
+                    f"{self.root / path} was changed on the host while the project was sent",
+                    hint="submit again",
+                )
+
+    # --- contents -----------------------------------------------------------------------------
+
+    def _collect(
+        self, project: Project, changes: Changes, found: Mapping[str, Found], stream: Stream
+    ) -> None:
+        """Bring all contents that will be written to the folder of those that were received."""
+        files = (project.files[path] for path in changes.written if path in project.files)
+        sizes = {file.digest: file.size for file in files}
+        for name in self._tree.list_names(_INCOMING):
+            if self._read(f"{_INCOMING}/{name}", name, sizes.get(name, -1)) is None:
+                self._tree.remove(f"{_INCOMING}/{name}")
+        here = {one.identity: path for path, one in found.items()}
+        received = set(self._tree.list_names(_INCOMING))
+        lacking = []
+        for digest in (one for one in sizes if one not in received):
+            # Of a file that is renamed or copied in the project, or becomes executable.
+            content = self._read(here[digest], digest, sizes[digest]) if digest in here else None
+            if content is None:
+                lacking.append(digest)
+            else:
+                self._store(content, digest)
+        stream.send({"lacking": lacking})
+        for digest in lacking:
+            content = stream.read(sizes[digest])
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise stream.refuse("content with another digest than announced")
+            self._store(content, digest)
+
+    def _read(self, path: str, digest: str, size: int) -> bytes | None:
+        """Return the content of a file; None if it is not the one with this digest and size."""
+        try:
+            with self._tree.open(path) as file:
+                content = file.read(size + 1)
+        except (OSError, BlockedError):
+            return None
+        return content if hashlib.sha256(content).hexdigest() == digest else None
+
+    def _store(self, content: bytes, digest: str) -> None:
+        with self._tree.replacing(f"{_INCOMING}/{digest}", _TEMPORARY, mode=0o600) as file:
+            file.write(content)
+
+    # --- updating -----------------------------------------------------------------------------
+
+    def _update(
+        self, project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+    ) -> None:
+        """Make the workdir the same as the project; all contents are there.
+
+        The record names the old and the new files meanwhile: if this process is killed, the next
+        one knows all of them.
+        """
+        if record.before is not None:
+            self._remove_temporary(record.project)
+        updating = _start_record(project, changes, found, record)
+        if changes.written or changes.removed:
+            write_record(self.root, updating)
+            self._apply(project, changes, found)
+        done = _finish_record(updating, changes, found)
+        if done != record:
+            write_record(self.root, done)
+        for name in self._tree.list_names(_INCOMING):
+            self._tree.remove(f"{_INCOMING}/{name}")
+        self._tree.remove_empty(_INCOMING)
+
+    def _remove_temporary(self, project: Project) -> None:
+        """Remove files that a killed process has left half written."""
+        folders = {path.rpartition("/")[0] for path in (*project.files, *project.links)}
+        for folder in folders:
+            self._tree.remove(f"{folder}/{_TEMPORARY}" if folder else _TEMPORARY)
+
+    def _apply(self, project: Project, changes: Changes, found: Mapping[str, Found]) -> None:
+        for path in changes.removed:
+            self._tree.remove(path)
+            if "/" in path:
+                self._tree.remove_empty(path.rpartition("/")[0])
+        for path in changes.written:
+            if found[path].identity == FOLDER:
+                self._tree.remove_empty(path)
+            if path in project.links:
+                self._tree.link(path, project.links[path], _TEMPORARY)
+            else:
+                self._write(path, project)
+
+    def _write(self, path: str, project: Project) -> None:
+        # Without fsync: after a crash of the host, a file with another digest is reported.
+        file = project.files[path]
+        mode = 0o700 if file.executable else 0o600
+        with (
+            self._tree.open(f"{_INCOMING}/{file.digest}") as source,
+            self._tree.replacing(path, _TEMPORARY, mode=mode) as target,
+        ):
+            shutil.copyfileobj(source, target)
+
+
+def _start_record(
+    project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+) -> MirrorRecord:
+    """Return the record of a workdir that is being updated. Pure."""
+    ours = record.ours()
+    wanted = project.identities()
+    same = wanted.keys() - changes.written
+    return MirrorRecord(
+        project=project,
+        before={path: found[path].identity for path in ours if found[path].identity in ours[path]},
+        theirs=tuple(sorted(path for path in same if wanted[path] not in ours.get(path, ()))),
+    )
+
+
+def _finish_record(
+    updating: MirrorRecord, changes: Changes, found: Mapping[str, Found]
+) -> MirrorRecord:
+    """Return the record of a workdir that is the same as the project. Pure."""
+    same = updating.project.files.keys() - changes.written
+    stamps = {path: stamp for path in same if (stamp := found[path].stamp)}
+    settled = {path: stamp for path, stamp in stamps.items() if not stamp.is_recent()}
+    return replace(updating, before=None, stamps=settled)
+
+
+def _warn_kept(path: str) -> str:
+    return f"{path} is not in the project any more, but was changed on the host: it is kept there"
+
+
+def _warn_other(root: Path, origin: str) -> str:
+    return (
+        f"{root} held the code of {origin} until now; if that is another project, name another "
+        "folder in the profile: workdir"
+    )
