@@ -123,7 +123,7 @@ def test_many_calls_run_some_at_a_time_in_the_background(job, tmp_path):
 
     some = job.replace(max_running=2)
     runs = some.map(add, [1, 2, 3], b=[10, 20, 30])
-    assert [run.result(timeout=200) for run in runs] == [11, 22, 33]
+    assert [run.result(timeout=200) for run in pickle.loads(pickle.dumps(runs))] == [11, 22, 33]
     assert {run.path.parent for run in runs} == {tmp_path / "runs"}
     assert echelon.Run(runs[1].id).result() == 22
     assert [run.result(timeout=200) for run in some.grid(add, a=[1], b=[2, 3])] == [3, 4]

@@ -19,6 +19,7 @@ from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
 from echelon.errors import ConflictError, NotPermittedError, UnavailableError
 from echelon.spec.job_spec import JobSpec
+from fake_clock import FakeClock
 
 SITE = Site(host="me@login", workdir="~/echelon/project")
 
@@ -170,12 +171,7 @@ def test_paths_are_those_of_the_project_there(tmp_path, folder, script, there, n
 # --- connections that break ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_pause(monkeypatch):
-    monkeypatch.setattr(hosts.time, "sleep", lambda _s: None)
-
-
-def test_a_broken_connection_is_made_again(no_pause, capsys):
+def test_a_broken_connection_is_made_again(capsys):
     steps = [LostConnectionError("cut"), UnreachableError("refused"), LostConnectionError("cut"), 3]
 
     def step():
@@ -184,7 +180,7 @@ def test_a_broken_connection_is_made_again(no_pause, capsys):
             raise found
         return found
 
-    assert hosts.keep_trying(step) == 3
+    assert hosts.keep_trying(step, FakeClock()) == 3
     assert capsys.readouterr().err == "cut; connecting again\n"
 
 
@@ -196,10 +192,10 @@ def test_a_first_connection_that_fails_is_an_error(first):
         raise first
 
     with pytest.raises(type(first)):
-        hosts.keep_trying(step)
+        hosts.keep_trying(step, FakeClock())
 
 
-def test_a_shared_connection_that_was_cut_is_made_again_but_not_for_ever(no_pause):
+def test_a_shared_connection_that_was_cut_is_made_again_but_not_for_ever():
     steps = [CutError("cut"), CutError("cut"), 3]
 
     def step():
@@ -208,22 +204,22 @@ def test_a_shared_connection_that_was_cut_is_made_again_but_not_for_ever(no_paus
             raise found
         return found
 
-    assert hosts.keep_trying(step) == 3
+    assert hosts.keep_trying(step, FakeClock()) == 3
     steps[:] = [CutError("cut")] * 9
     with pytest.raises(CutError):
-        hosts.keep_trying(step)
+        hosts.keep_trying(step, FakeClock())
     assert len(steps) == 6
 
 
 @pytest.mark.parametrize("later", [NotPermittedError("key refused"), UnavailableError("disk full")])
-def test_what_no_other_connection_mends_ends_it(no_pause, later):
+def test_what_no_other_connection_mends_ends_it(later):
     steps = [LostConnectionError("cut"), later]
 
     def step():
         raise steps.pop(0)
 
     with pytest.raises(type(later)):
-        hosts.keep_trying(step)
+        hosts.keep_trying(step, FakeClock())
 
 
 # --- fetched files ------------------------------------------------------------------------------
@@ -310,6 +306,11 @@ def test_a_host_that_does_not_answer_is_not_waited_for(sent, monkeypatch, capsys
     assert remote.list_elsewhere() == []
     assert "no answer within" in capsys.readouterr().err
     never.set()
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr(hosts.time, "sleep", lambda _s: None)
 
 
 def test_a_rerun_is_asked_for_under_one_name_until_it_is_answered(sent, monkeypatch, no_pause):

@@ -28,6 +28,9 @@ _FORGOTTEN = forgotten("").reason
 _SWEEP_S, _HOST_S = 1.0, 3.0
 """Seconds between two questions about all tasks of a sweep, and to a host."""
 
+Origin = tuple[Callable[..., "RunJobs"], *tuple[object, ...]]
+"""A function that creates the jobs of runs, and its arguments."""
+
 
 class RunJobs:
     """Knows the jobs of one run, or of all tasks of a sweep."""
@@ -38,6 +41,7 @@ class RunJobs:
         read_ended: Callable[[], Mapping[str, Job | None]],
         retry: Retry,
         *,
+        origin: Origin,
         every_s: float,
         fresh_s: float = 0.0,
         clock: Clock = CLOCK,
@@ -49,14 +53,18 @@ class RunJobs:
             read_ended: returns the last job of each run that has ended for certain, and None for
                 others.
             retry: decides about the errors of `read_ended`.
+            origin: what is pickled.
             every_s: seconds between two questions while something waits for the end.
             fresh_s: how long an answer is used, in seconds.
             clock: the clock.
         """
-        self.every_s = every_s
+        self.every_s, self._origin = every_s, origin
         self._read = Cached(read, fresh_s, clock)
         self._read_ended = Cached(read_ended, fresh_s, clock)
         self._look = patient(self._read_ended, retry, clock)
+
+    def __reduce__(self) -> tuple[Callable[..., "RunJobs"], tuple[object, ...]]:
+        return self._origin[0], self._origin[1:]
 
     def job(self, run_id: str) -> Job:
         """Return the current job of a run; UNKNOWN if its cluster does not respond."""
@@ -93,7 +101,10 @@ def directory_jobs(run: RunDir) -> RunJobs:
             watch = None  # the run may be resumed on another cluster
         return {run.run_id: job}
 
-    return RunJobs(lambda: {run.run_id: Places().job(run)}, read_ended, Outage(), every_s=LOOK_S)
+    origin = (directory_jobs, run)
+    return RunJobs(
+        lambda: {run.run_id: Places().job(run)}, read_ended, Outage(), origin=origin, every_s=LOOK_S
+    )
 
 
 def sweep_jobs(sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK) -> RunJobs:
@@ -112,21 +123,32 @@ def sweep_jobs(sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK
     def read_ended() -> Mapping[str, Job | None]:
         return {run: job if job.over else None for run, job in read(strict=True).items()}
 
-    shown = partial(read, strict=False)
-    return RunJobs(shown, read_ended, Outage(), every_s=_SWEEP_S, fresh_s=_SWEEP_S, clock=clock)
+    return RunJobs(
+        partial(read, strict=False),
+        read_ended,
+        Outage(),
+        origin=(sweep_jobs, sweep),
+        every_s=_SWEEP_S,
+        fresh_s=_SWEEP_S,
+        clock=clock,
+    )
 
 
 def host_jobs(site: Site, run_id: str, clock: Clock = CLOCK) -> RunJobs:
     """Return the jobs of one run on a host."""
-    return _jobs_there(lambda: {run_id: _read_status(site, run_id)}, 0.0, clock)
+    origin = (host_jobs, site, run_id)
+    return _jobs_there(lambda: {run_id: _read_status(site, run_id)}, origin, 0.0, clock)
 
 
 def host_sweep_jobs(site: Site, sweep_id: str, clock: Clock = CLOCK) -> RunJobs:
     """Return the jobs of all tasks of a sweep on a host."""
-    return _jobs_there(partial(_read_sweep, site, sweep_id), _HOST_S, clock)
+    origin = (host_sweep_jobs, site, sweep_id)
+    return _jobs_there(partial(_read_sweep, site, sweep_id), origin, _HOST_S, clock)
 
 
-def _jobs_there(read: Callable[[], Mapping[str, Job]], fresh_s: float, clock: Clock) -> RunJobs:
+def _jobs_there(
+    read: Callable[[], Mapping[str, Job]], origin: Origin, fresh_s: float, clock: Clock
+) -> RunJobs:
     def read_ended() -> Mapping[str, Job | None]:
         # UNKNOWN: the cluster does not respond there, unless it has forgotten the job.
         return {
@@ -134,7 +156,15 @@ def _jobs_there(read: Callable[[], Mapping[str, Job]], fresh_s: float, clock: Cl
             for run, job in read().items()
         }
 
-    return RunJobs(read, read_ended, Retries(clock), every_s=_HOST_S, fresh_s=fresh_s, clock=clock)
+    return RunJobs(
+        read,
+        read_ended,
+        Retries(clock),
+        origin=origin,
+        every_s=_HOST_S,
+        fresh_s=fresh_s,
+        clock=clock,
+    )
 
 
 def _read_status(site: Site, run_id: str) -> Job:

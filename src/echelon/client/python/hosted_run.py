@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import cached_property
 from pathlib import Path
 
 from echelon.client.manage.run_jobs import RunJobs, host_jobs
@@ -43,16 +42,7 @@ class HostedRun:
         """
         self._site, self._runs = site, runs
         self.run_id, self.trusts, self.place = run_id, trusts, f" on {site.host}"
-        self._given = jobs
-
-    @cached_property
-    def jobs(self) -> RunJobs:
-        """What knows the run's jobs."""
-        return self._given or host_jobs(self._site, self.run_id)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: a run may be sent to another process, its questions not."""
-        return {name: value for name, value in vars(self).items() if name != "jobs"}
+        self.jobs = jobs or host_jobs(self._site, self.run_id)
 
     def path(self) -> Path:
         """Return the run directory on the host."""

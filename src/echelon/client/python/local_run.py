@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from pathlib import Path
 
 from echelon.client.manage.clusters import cluster_of
@@ -41,16 +40,7 @@ class LocalRun:
             jobs: knows the run's jobs; by default, the run's directory is asked.
         """
         self._run, self.run_id, self.trusts = run, run.run_id, trusts
-        self._given = jobs
-
-    @cached_property
-    def jobs(self) -> RunJobs:
-        """What knows the run's jobs."""
-        return self._given or directory_jobs(self._run)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what to pickle: a run may be sent to another process, its questions not."""
-        return {name: value for name, value in vars(self).items() if name != "jobs"}
+        self.jobs = jobs or directory_jobs(self._run)
 
     def path(self) -> Path:
         """Return the run directory."""

@@ -40,10 +40,7 @@ class RunSource(Protocol):
     """What `repr` shows of it: ` on HOST`, or nothing."""
     trusts: bool
     """Whether to read results that could execute code of another host here."""
-
-    @property
-    def jobs(self) -> RunJobs:
-        """What knows the run's jobs."""
+    jobs: RunJobs
 
     def path(self) -> Path:
         """Return the run directory, on the host where it is."""
