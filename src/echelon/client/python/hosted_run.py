@@ -78,7 +78,7 @@ class HostedRun:
             words = ["logs", *([] if rank is None else [f"--rank={rank}"]), "--", self.run_id]
             yield from run_there(self._site, words).splitlines()
             return
-        left, wanted = "", {"run": self.run_id, "rank": rank}
+        left, wanted = "", {"run": self.run_id, "rank": [] if rank is None else [str(rank)]}
         with closing(follow_there(self._site, wanted)) as frames:
             for kind, value in frames:
                 if kind == "out":

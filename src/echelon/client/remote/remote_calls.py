@@ -222,7 +222,7 @@ def follow_there(
     """
     from echelon.clusters.ssh.call import FOLLOW  # noqa: PLC0415
 
-    asked: dict[str, Any] = {"rank": None, "raw": False, "tail": None, "begin": None}
+    asked: dict[str, Any] = {"rank": [], "raw": False, "tail": None, "since": "", "begin": None}
     asked |= {"resubmit": False, "show": True, **wanted}
     retries = Retries(clock)
     while True:
