@@ -10,6 +10,7 @@ import os
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -291,13 +292,13 @@ def for_all(
     """
     results: dict[int, R] = {}
     errors: list[BaseException] = []
-    numbers, turn = iter(range(len(items))), threading.Lock()
+    left = deque(range(len(items)))  # its methods are safe to call from several threads
 
     def loop() -> None:
         while not errors:
-            with turn:
-                number = next(numbers, -1)
-            if number < 0:
+            try:
+                number = left.popleft()
+            except IndexError:
                 return
             try:
                 beat()
