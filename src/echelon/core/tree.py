@@ -177,6 +177,24 @@ class Tree:
         folder, old = self._split(path)
         os.rename(old, name, src_dir_fd=folder, dst_dir_fd=folder)
 
+    def move(self, path: str, target: str, *, mode: int) -> None:
+        """Move a file to another folder, where it replaces what has its name.
+
+        Args:
+            path: the file.
+            target: its new path; folders around it are created.
+            mode: its permissions.
+        """
+        with self.open(path) as file:
+            os.fchmod(file.fileno(), mode)
+        folder, old = self._split(path)
+        folder = os.dup(folder)  # that of the target may be another one
+        try:
+            other, new = self._split(target, create=True)
+            os.rename(old, new, src_dir_fd=folder, dst_dir_fd=other)
+        finally:
+            os.close(folder)
+
     def link(self, path: str, target: str, temporary: str) -> None:
         """Create a symbolic link, which replaces a file or link; see `replacing`."""
         folder, name = self._split(path, create=True)

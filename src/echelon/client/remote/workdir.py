@@ -24,7 +24,13 @@ from echelon.client.code.mirror_record import (
     find_record,
     write_record,
 )
-from echelon.client.code.project import OWN_FOLDER, Project, check_project, parse_project
+from echelon.client.code.project import (
+    OWN_FOLDER,
+    Project,
+    ProjectFile,
+    check_project,
+    parse_project,
+)
 from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import make_private
 from echelon.core.files import BlockedError
@@ -290,20 +296,26 @@ class Workdir:
             self._tree.remove(path)
             if "/" in path:
                 self._tree.remove_empty(path.rpartition("/")[0])
+        files = [path for path in changes.written if path in project.files]
+        last_use = {project.files[path].digest: path for path in files}
         for path in changes.written:
             if found[path].identity == FOLDER:
                 self._tree.remove_empty(path)
             if path in project.links:
                 self._tree.link(path, project.links[path], _TEMPORARY)
             else:
-                self._write(path, project)
+                file = project.files[path]
+                self._write(path, file, moves=last_use[file.digest] == path)
 
-    def _write(self, path: str, project: Project) -> None:
+    def _write(self, path: str, file: ProjectFile, *, moves: bool) -> None:
+        """Put a content that was received into its place; several files may have the same one."""
         # Without fsync: after a crash of the host, a file with another digest is reported.
-        file = project.files[path]
-        mode = 0o700 if file.executable else 0o600
+        content, mode = f"{_INCOMING}/{file.digest}", 0o700 if file.executable else 0o600
+        if moves:
+            self._tree.move(content, path, mode=mode)
+            return
         with (
-            self._tree.open(f"{_INCOMING}/{file.digest}") as source,
+            self._tree.open(content) as source,
             self._tree.replacing(path, _TEMPORARY, mode=mode) as target,
         ):
             shutil.copyfileobj(source, target)

@@ -162,10 +162,10 @@ def update_and_kill(project, workdir, monkeypatch, calls):
         ):
             original = getattr(owner, name)
 
-            def die_first(*words, original=original):
+            def die_first(*words, original=original, **options):
                 if next(left) <= 0:
                     raise KilledError
-                return original(*words)
+                return original(*words, **options)
 
             patch.setattr(owner, name, die_first)
         return isinstance(send(project, workdir).host, KilledError)
@@ -201,7 +201,7 @@ def test_a_host_that_is_killed_while_it_updates_knows_all_files(
 def test_a_half_written_file_is_removed(project, workdir, monkeypatch):
     """The one of a killed process has a name that the next process knows."""
     send(project, workdir).check()
-    write(project, {"pkg/a.py": "edited\n"})
+    write(project, {"pkg/a.py": "edited\n", "same.py": "edited\n"})  # one of them is copied
 
     def stop(*_words):
         raise KilledError

@@ -203,14 +203,14 @@ SCRIPT = f".echelon/incoming/{sha256(b'#!/bin/sh').hexdigest()}"
 @pytest.mark.parametrize("place", [SCRIPT, "tool.sh"], ids=["receiving", "updating"])
 def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number, place):
     write(project, {"tool.sh": "#!/bin/sh"})
-    original = Tree.replacing
+    for name in ("replacing", "move"):
 
-    def full(self, path, name, *, mode):
-        if path == place:
-            raise OSError(number, os.strerror(number))
-        return original(self, path, name, mode=mode)
+        def fill(self, *words, original=getattr(Tree, name), mode):
+            if place in words:
+                raise OSError(number, os.strerror(number))
+            return original(self, *words, mode=mode)
 
-    monkeypatch.setattr(Tree, "replacing", full)
+        monkeypatch.setattr(Tree, name, fill)
     done = send(project, workdir)
     assert isinstance(done.laptop, UnavailableError)
     assert f"no space left in {workdir}" in done.laptop.message
