@@ -204,8 +204,9 @@ SCRIPT = f".echelon/incoming/{sha256(b'#!/bin/sh').hexdigest()}"
 def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number, place):
     write(project, {"tool.sh": "#!/bin/sh"})
     for name in ("replacing", "move"):
+        method = getattr(Tree, name)
 
-        def fill(self, *words, original=getattr(Tree, name), mode):
+        def fill(self, *words, original=method, mode):
             if place in words:
                 raise OSError(number, os.strerror(number))
             return original(self, *words, mode=mode)
