@@ -737,6 +737,21 @@ if rank == 1:
         quick=True,
     ),
     Fault(
+        name="the last checkpoint cannot be written, and the script does not wait for it",
+        script="""\
+from echelon import Checkpointer
+if rank == 1:
+    checkpoints = Checkpointer(Path("saved"), rank=0, world_size=1)
+    Path("saved").rmdir(); Path("saved").touch()
+    checkpoints.save({"w": torch.zeros(3)}, step=7)
+""",
+        cause="exception",
+        ranks=rank(1),
+        code=1,
+        says="the checkpoint of step 7 could not be written to saved: [Errno 20] Not a directory",
+        quick=True,
+    ),
+    Fault(
         name="the zygotes are killed in their first import: others take their orders",
         script="begin(); step()",
         act=lambda run: _signal_zygotes(run, signal.SIGKILL),

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from echelon.train.checkpoints.manifest import (
     dumps,
     list_steps,
 )
+from echelon.train.pending_save import PendingSave
 from echelon.train.sharding import Plan, check_own, plan_save
 from echelon.train.state import flatten
 from echelon.train.tensor_block import TensorBlock
@@ -81,9 +83,9 @@ class Checkpointer:
         self._keep, self._best, self._larger = max(1, keep), best, larger_is_better
         self._plan: Plan | None = None
         self._block: TensorBlock | None = None
-        self._thread: threading.Thread | None = None
-        self._failed: CheckpointError | None = None
-        """Why the last write failed."""
+        self._pending: PendingSave | None = None
+        self._touching: threading.Thread | None = None
+        """Provides the memory for the first save."""
         self._cleared = False
         self._saves = 0
         self.last_stall_s = 0.0
@@ -132,7 +134,8 @@ class Checkpointer:
 
         Returns as soon as everything is copied, or with `wait` once it is written. If writing
         fails, the next call of `save` warns about it: a full disk must not end a training that
-        could continue. `wait` raises an error: without the last checkpoint, work is lost.
+        could continue. `wait` raises an error: without the last checkpoint, work is lost. A script
+        that ends without `wait` waits at its exit, and fails in the same way.
 
         Raises:
             UsageError: the state contains a value that is neither a tensor nor plain data.
@@ -162,10 +165,7 @@ class Checkpointer:
                 tensors=plan.tensors,
             ),
         )
-        self._thread = threading.Thread(
-            target=self._write, args=(job, began), name="checkpoint", daemon=True
-        )
-        self._thread.start()
+        self._pending = PendingSave(partial(self._write, job, began))
         self.last_stall_s = time.monotonic() - began
         self._tell_stall(began)
         if wait:
@@ -186,10 +186,10 @@ class Checkpointer:
         if self._block is None or not self._block.fits(needed):
             self._block = None  # free it before the new one is allocated
             self._block = TensorBlock(needed)
-            self._thread = threading.Thread(
+            self._touching = threading.Thread(
                 target=self._block.touch, name="checkpoint", daemon=True
             )
-            self._thread.start()
+            self._touching.start()
 
     def _plan_for(self, tensors: Mapping[str, torch.Tensor]) -> Plan:
         """Return the plan of the previous save if it still fits: the loop waits for it."""
@@ -205,7 +205,8 @@ class Checkpointer:
         self._block.fill(tensors)
         return self._block
 
-    def _write(self, job: Part, began: float) -> None:
+    def _write(self, job: Part, began: float) -> CheckpointError | None:
+        """Write a checkpoint; return why it could not be written."""
         try:
             if self._rank == 0 and not self._cleared:
                 self._clear()
@@ -218,14 +219,16 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001  reported in the loop's thread
             # Without names of temporary files: a failure that repeats must have the same message.
             why = f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else error
-            self._failed = CheckpointError(
+            failed = CheckpointError(
                 f"the checkpoint of step {job.manifest.step} could not be written to "
                 f"{self.folder}: {why}",
                 hint="the complete checkpoints before it are still there",
             )
             if not isinstance(error, (OSError, EchelonError)):
-                self._failed.__cause__ = error  # a bug, perhaps: its traceback is needed
+                failed.__cause__ = error  # a bug, perhaps: its traceback is needed
             job.give_up()
+            return failed
+        return None
 
     def wait(self) -> None:
         """Wait until the last save is written.
@@ -244,11 +247,11 @@ class Checkpointer:
             warnings.warn(f"{failed.message}; {failed.hint}", RuntimeWarning, stacklevel=3)
 
     def _join(self) -> CheckpointError | None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        failed, self._failed = self._failed, None
-        return failed
+        if self._touching is not None:
+            self._touching.join()
+            self._touching = None
+        pending, self._pending = self._pending, None
+        return pending.join() if pending else None
 
     def _tell_stall(self, began: float) -> None:
         """Report to the agent how long a checkpoint blocked the loop."""

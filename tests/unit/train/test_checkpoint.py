@@ -5,6 +5,7 @@ import pkgutil
 import random
 import signal
 import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -460,3 +461,48 @@ def fail_once(monkeypatch, name):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, fail)
+
+
+# --- a script that ends without waiting -------------------------------------------------------
+
+ENDS = """
+import sys, torch
+from pathlib import Path
+from echelon import Checkpointer
+
+def train(folder, **options):
+    checkpoints = Checkpointer(folder, **options)
+    if "fail" in sys.argv:
+        folder.rmdir()
+        folder.touch()
+    checkpoints.save({"w": torch.zeros(1 << 22)}, step=1)
+
+if "raise" in sys.argv:
+    train(Path("saved"), rank=0, world_size=2)  # rank 1 never writes its part
+    raise KeyError("of the script")
+train(Path("saved"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 0, ""),
+        (["fail"], 1, "CheckpointError: the checkpoint of step 1 could not be written to saved"),
+        (["raise"], 1, "KeyError: 'of the script'"),
+    ],
+    ids=["finished", "failed", "after-an-exception"],
+)
+def test_a_script_that_ends_without_wait_finishes_its_last_checkpoint(tmp_path, words, code, says):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code
+    last_line = done.stderr.strip().rpartition("\n")[2]
+    assert (says in last_line) if says else not last_line
+    assert (tmp_path / "saved/step-000000001").exists() == (not words)

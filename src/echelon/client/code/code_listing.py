@@ -15,6 +15,7 @@ from pathlib import Path
 
 from echelon.client.code.mirror_record import MirrorRecord, find_record, is_changed, list_beside
 from echelon.client.code.project import MOST_FILES, OWN_FOLDER, Commit
+from echelon.client.code.secret_files import has_secret_name, is_private_key
 from echelon.core.files import Entry, folders, walk
 from echelon.core.frozen import frozen
 from echelon.core.git import list_filters, run_git
@@ -38,40 +39,6 @@ _CACHES = frozenset(
 """Folders that are neither copied nor linked."""
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 """Entries of a folder that is a Python environment."""
-_SECRETS = (
-    *(
-        r"\.ssh",
-        r"\.gnupg",
-        r"\.pki",
-        r"\.aws",
-        r"\.azure",
-        r"\.oci",
-        r"\.gcloud",
-        r"\.boto",
-        r"\.s3cfg",
-    ),
-    *(r"\.kube", r"\.docker", r"\.terraform\.d", r"\.config", r"\.local", r"\.password-store"),
-    *(
-        r"\.netrc",
-        r"\.pgpass",
-        r"\.my\.cnf",
-        r"\.git-credentials",
-        r"\.Xauthority",
-        r"\.vault-token",
-    ),
-    *(
-        r"\.env(\.(?!example$|sample$|template$)[^/]+)?",
-        r"\.envrc",
-        r"\.Renviron",
-        r"\.databrickscfg",
-    ),
-    *(r"\.pypirc", r"\.npmrc", r"\.huggingface", r"\.kaggle", r"\.cargo/credentials(\.toml)?"),
-    *(r"\.dockercfg", r"_netrc", r"\.terraformrc", r"\.modal\.toml", r"\.streamlit/secrets\.toml"),
-    r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?",
-    *(r"\.[a-z_]*_history", r"\.zhistory", r"\.histfile", r"\.viminfo", r"\.lesshst"),
-)
-"""Entries of a home directory that hold secrets: no project needs them as code."""
-_SECRET = re.compile(rf"(.*/)?({'|'.join(_SECRETS)})(/.*)?", re.IGNORECASE | re.DOTALL)
 _RUN = frozenset({"job.sbatch", "spec.toml"})
 """Entries of a folder that is a run."""
 _DATA = frozenset(
@@ -175,7 +142,9 @@ def list_project(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Listing
     code = [
         path
         for path in listed.code
-        if not _SECRET.fullmatch(path) and not any(one.fullmatch(path) for one in ignores)
+        if not any(one.fullmatch(path) for one in ignores)
+        and not has_secret_name(path)
+        and not is_private_key(root / path)
     ]
     excluded = set(listed.code) - set(code)
     in_runs = find_runs(code)
@@ -360,7 +329,7 @@ def _list_folder(root: Path, *, runs: Path) -> Listing:
 
 def _is_beside(folder: Path) -> bool:
     """Tell whether a folder is a cache, an environment, data or a run."""
-    if folder.name in _CACHES or _SECRET.fullmatch(folder.name):
+    if folder.name in _CACHES or has_secret_name(folder.name):
         return True
     names = set(os.listdir(folder)) if os.access(folder, os.R_OK) else set()  # noqa: PTH208  names
     if not names.isdisjoint(_ENVIRONMENT) or _is_run(names):

@@ -196,11 +196,32 @@ def test_secrets_of_tools_are_never_code(repository, is_git):
     secrets = [".npmrc", "sub/.huggingface/token", ".cargo/credentials.toml", ".oci/config"]
     secrets += ["keys/id_ed25519", "_netrc", ".dockercfg", ".streamlit/secrets.toml", ".zhistory"]
     secrets += [".Renviron", ".terraform.d/credentials.tfrc.json", ".env", "sub/.env.local"]
+    secrets += [".authinfo", ".condarc", ".pip/pip.conf", "home/.m2/settings.xml", ".wgetrc"]
+    secrets += [".gradle/gradle.properties", ".gem/credentials", ".snowsql/config", ".curlrc"]
+    secrets += [".dbt/profiles.yml", "rclone.conf", ".SentryCLIrc", ".smbcredentials", ".msmtprc"]
+    secrets += [".ssh/.env.example"]
     public = {".cargo/config.toml", ".env.example", "env.py", "keys/id_ed25519.pub", "id_rsa.py"}
+    public |= {"pip.conf", "profiles.yml", "settings.xml", "a/gradle.properties"}
     write(repository, *secrets, *public)
     code = set(listed(repository, is_git=is_git).code)
     assert public <= code
     assert not code & set(secrets)
+
+
+@pytest.mark.parametrize("is_git", [True, False])
+def test_private_keys_are_never_code_and_certificates_are(repository, is_git):
+    begin = "-----BEGIN {}-----\nMIIE\n"
+    write(repository, "certs/ca.pem", "own.key", "tls/server.KEY", "both.pem", "ec.pem")
+    (repository / "certs/ca.pem").write_text(begin.format("CERTIFICATE"))
+    (repository / "own.key").write_text("arrow up")
+    (repository / "tls/server.KEY").write_text(begin.format("PRIVATE KEY"))
+    (repository / "ec.pem").write_text(begin.format("EC PRIVATE KEY"))
+    text = begin.format("CERTIFICATE") + begin.format("ENCRYPTED PRIVATE KEY")
+    (repository / "both.pem").write_text(text)
+    (repository / "link.pem").symlink_to("tls/server.KEY")
+    code = set(listed(repository, is_git=is_git).code)
+    assert {"certs/ca.pem", "own.key", "link.pem"} <= code
+    assert code.isdisjoint({"tls/server.KEY", "both.pem", "ec.pem"})
 
 
 # --- repositories that nobody checked ---------------------------------------------------------

@@ -295,11 +295,19 @@ def test_a_forged_document_is_damaged(run, value, content):
         read_plain(run)
 
 
-def test_keys_of_the_same_hash_are_refused_before_they_take_minutes(run):
-    forge(run, {"set": [number * sys.hash_info.modulus for number in range(60_000)]})
-    with pytest.raises(NotPermittedError, match="more than 10,000 keys that are neither"):
-        read_plain(run)
+@pytest.mark.parametrize("factor", [sys.hash_info.modulus, 1 << 36, -1])
+def test_keys_that_could_collide_are_refused_before_they_take_minutes(run, factor):
+    numbers = [number * factor for number in range(30_000)]
+    for forged in ({"set": numbers}, {"dict": [[number, 0] for number in numbers]}):
+        forge(run, forged)
+        with pytest.raises(NotPermittedError, match="more than 20,000 keys that are neither"):
+            read_plain(run)
+
+
+def test_many_numbers_in_order_are_keys(run):
     forge(run, {"dict": [[number, 0] for number in range(60_000)]})
+    assert len(read_plain(run)) == 60_000
+    forge(run, {"set": list(range(60_000))})
     assert len(read_plain(run)) == 60_000
 
 
