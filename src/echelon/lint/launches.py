@@ -103,14 +103,6 @@ class Launch:
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
 
-    @property
-    def cpus(self) -> int | None:
-        """CPUs that the processes share: those of a task, or without srun those of the node."""
-        each, tasks = self.amounts.cpus_per_task, self.amounts.tasks_per_node
-        if self.srun is not None or self.mpi:
-            return each
-        return each * tasks if each and tasks else None
-
     def place_of(self, word: Word | None, script: str) -> Place:
         """Return the place of an argument; that of the launch if `script` does not contain it."""
         return Place(self.path, word.line if word and self.path == script else self.line)

@@ -45,7 +45,7 @@ def idle_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(
                 at=one.launch,
                 what=f"The job uses only {total} of {gpus} GPUs on each node. The others are idle.",
-                fix=f"#SBATCH --gpus-per-node={total}  # or start {counted(gpus, 'rank')}",
+                fix=f"{_start_all(one, gpus)}  # or request {counted(total, 'GPU')} per node",
             )
 
 
@@ -81,6 +81,12 @@ def too_few_gpus(script: Script) -> Iterator[Hit]:
                 # Ranks that lint cannot read may share a GPU, or use none.
                 severity=None if one.python and launch.command.always_runs else WARNING,
             )
+
+
+def _start_all(one: Started, gpus: int) -> str:
+    if one.launch.launcher is None:
+        return f"#SBATCH --ntasks-per-node={gpus}"
+    return f"{one.launch.launcher.name} --nproc_per_node={gpus} …"
 
 
 def _ranks_per_node(one: Started) -> int | None:

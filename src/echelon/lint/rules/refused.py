@@ -39,7 +39,7 @@ def refused(script: Script) -> Iterator[Hit]:
         parser = read_parser(one.python) if one.python else None
         if parser is None or one.launch.elsewhere or not _is_only(script, one):
             continue
-        for word, what, fix in _refused(one.launch, parser):
+        for word, what, fix in (*_refused(one.launch, parser), *_local_rank(one.launch, parser)):
             yield Hit(
                 at=one.launch.place_of(word, script.path),
                 what=f"{one.python.path if one.python else ''} {what}",
@@ -80,6 +80,15 @@ def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str,
     if missing:
         shown = ", ".join(f"`{name}`" for name in missing)
         yield None, f"requires {shown}, which the command does not give.", f"{missing[0]} …"
+
+
+def _local_rank(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
+    """Yield the option that torch.distributed.launch adds, if the parser does not define it."""
+    launcher = launch.launcher
+    adds = launcher is not None and launcher.kind == "launch" and "use-env" not in launcher.options
+    if adds and not parser.find("--local-rank"):
+        what = "does not define `--local-rank`, which torch.distributed.launch adds since PyTorch 2"
+        yield None, f"{what}: 'unrecognized arguments'.", "torchrun …  # and read LOCAL_RANK"
 
 
 def _similar(option: str, parser: Parser) -> str:
