@@ -201,10 +201,6 @@ class _Finder:
             self._enter_python(command, words[1:], state)
         elif name in ("torchrun", "deepspeed"):
             self._add_launcher(name, command, words[1:], state)
-        elif name == "ft_launcher":  # torchrun with more options
-            self._add_launcher("torchrun", command, words[1:], state)
-        elif name == "accelerate-launch":
-            self._add_launcher("accelerate", command, words[1:], state)
         elif name == "accelerate" and [word.text for word in words[1:2]] == ["launch"]:
             self._add_launcher("accelerate", command, words[2:], state)
         elif name.endswith((".py", ".sh")) or words[0].text.startswith("./"):

@@ -3,20 +3,21 @@
 from echelon.lint.rule import Rule
 from echelon.lint.rules.addresses import wrong_host
 from echelon.lint.rules.conda import not_activated
-from echelon.lint.rules.continuations import blanks_around_equals, broken_continuation
+from echelon.lint.rules.continuations import broken_continuation
 from echelon.lint.rules.contradicting import contradicting
 from echelon.lint.rules.cpus import lost_cpus
 from echelon.lint.rules.devices import chosen_devices
 from echelon.lint.rules.early import early
 from echelon.lint.rules.epochs import missing_set_epoch
 from echelon.lint.rules.gpus import idle_gpus, too_few_gpus
-from echelon.lint.rules.ignored import ignored, not_a_script
+from echelon.lint.rules.ignored import ignored
 from echelon.lint.rules.literal import literal
 from echelon.lint.rules.lost_status import lost_status
 from echelon.lint.rules.missing import missing
 from echelon.lint.rules.never_set import never_set
 from echelon.lint.rules.no_srun import no_srun
 from echelon.lint.rules.nodes import wrong_nodes
+from echelon.lint.rules.not_a_script import not_a_script
 from echelon.lint.rules.output import missing_folder, overwritten
 from echelon.lint.rules.own_directory import own_directory
 from echelon.lint.rules.placeholder import placeholder
@@ -29,6 +30,7 @@ from echelon.lint.rules.repeated import repeated
 from echelon.lint.rules.secrets import secret
 from echelon.lint.rules.settings import harmful_setting
 from echelon.lint.rules.signals import late_handler
+from echelon.lint.rules.spaces import blanks_around_equals
 from echelon.lint.rules.stdin import shared_stdin
 from echelon.lint.rules.step_environment import step_environment
 from echelon.lint.rules.syntax import bash_syntax

@@ -95,7 +95,4 @@ def _reason(value: Word, where: Where) -> str:
     own = "hostname" in names or value.names & _OWN_HOST
     if where is Where.TASK and own and "scontrol" not in names:
         return "This is expanded on every node, so each node uses its own name"
-    last = any(c.name == "tail" and re.search(r"-n?\s*1$", c.text) for c in value.commands)
-    if "scontrol" in names and last and "head" not in names:
-        return "This is the last node, but rank 0 runs on the first one"
     return ""

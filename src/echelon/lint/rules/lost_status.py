@@ -9,17 +9,17 @@ from tree_sitter import Node
 from echelon.core.frozen import frozen
 from echelon.lint.bash import Command, Shell
 from echelon.lint.patterns import pattern
-from echelon.lint.reading import parse_bash
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Severity, rule
 from echelon.lint.script import Script
 from echelon.lint.shell_options import ShellOptions
+from echelon.lint.syntax_tree import parse_bash
 
 _HANDLES = pattern(r"\b(?:exit|return|break|continue|kill|scancel|false)\b|\$\?|=")
 """Text after `||` that does something about a failure."""
 _PRINTS = frozenset({"echo", "printf"})
 _READS_STATUS = pattern(r"\$\?|\bPIPESTATUS\b")
 _EXITS_WITH_VARIABLE = pattern(r"\b(?:exit|return)\s+[\"']?\$|\bscancel\b|^\s*exec\s")
-_STRICT_SHELL = pattern(r"\bsh\s+(?:-\w+\s+){0,3}-(?:\w*e\w*\b|o\s+(?:errexit|pipefail))")
+_STRICT_SHELL = pattern(r"sh\s+(?:-\w+\s+){0,3}-(?:\w*e\w*\b|o\s+(?:errexit|pipefail))")
 """A shell that another one starts with options for the status."""
 _SEQUENCES = {"program", "do_group", "compound_statement", "subshell", "if_statement"}
 _SEQUENCES |= {"elif_clause", "else_clause", "case_item"}
@@ -90,7 +90,6 @@ class _Flow:
         tree = parse_bash(shell.text)
         self._shell, self._options, self._work = shell, options, work
         self._root, self._source = tree.root, tree.source
-        self._blocks: dict[int, tuple[list[Node], int]] = {}
 
     def follow(self, command: Command, depth: int) -> _Loss:
         """Return how the status of a command is lost."""
@@ -122,8 +121,7 @@ class _Flow:
             either = "||" in [child.type for child in parent.children]
             return self._alternative(parent.named_children[-1], node.start_byte) if either else None
         if kind == "function_definition":
-            name = self._source.text(parent.named_children[0])
-            return self._follow_first(name, 0, depth)
+            return self._follow_first(self._source.text(parent.named_children[0]), 0, depth)
         if kind in _SEQUENCES:
             behind = node.next_sibling is not None and node.next_sibling.type == "&"
             before = self._before(node, parent, stops=stops)
@@ -134,8 +132,7 @@ class _Flow:
         if self._options.has("pipefail", pipe.start_byte):
             return None
         last = self._source.text(pipe.named_children[-1]).split()[0]
-        reason = f"the pipe returns the exit status of {last}"
-        return _completed(reason, self._fix(pipe.start_byte))
+        return _completed(f"the pipe returns the status of {last}", self._fix(pipe.start_byte))
 
     def _alternative(self, other: Node, start: int) -> _Loss:
         """Return what `|| other` does to the status."""
@@ -144,24 +141,26 @@ class _Flow:
         if _HANDLES.search(text) or first not in _PRINTS | {"true", ":"}:
             return _KEPT
         if self._options.has("errexit", start):  # then it is meant so
-            loss = _completed(f"`{first}` succeeds", f"remove `|| {first}`")
-            return replace(loss, severity=ADVICE)
+            return replace(
+                _completed(f"`{first}` succeeds", f"remove `|| {first}`"), severity=ADVICE
+            )
         fix = f"remove `|| {first}`, and {self._fix(start)}"
         return _completed(f"`{first}` succeeds", fix)
 
     def _before(self, node: Node, parent: Node, *, stops: bool) -> _Loss | None:
         """Return what the statements after a statement do to its status."""
-        statements, last_exit = self._statements(parent)
+        statements = [n for n in parent.named_children if n.type not in _NO_STATEMENTS]
         at = statements.index(node) if node in statements else len(statements)
-        later = statements[at + 1 :]
-        first = self._source.text(later[0]).split("\n", 1)[0] if later else ""
+        texts = {n: self._source.text(n) for n in statements[at + 1 :]}
+        later = [n for n, text in texts.items() if text != "exit"]  # it returns the status before
+        first = texts[later[0]].split("\n", 1)[0] if later else ""
         handled = _READS_STATUS.search(first) and first.split()[0] not in _PRINTS
-        if stops or handled or last_exit > at:
+        if stops or handled or any(map(_EXITS_WITH_VARIABLE.search, texts.values())):
             return _KEPT
         if not later or parent.type == "do_group":
             return None  # the next round, or what is behind the loop, hides it
         last = later[-1]
-        name, line = self._source.text(last).split()[0], self._line(last)
+        name, line = texts[last].split()[0].rstrip(";"), self._line(last)
         if name.startswith("-"):
             return _KEPT  # a broken continuation
         fix = self._fix(node.start_byte)
@@ -198,17 +197,6 @@ class _Flow:
     def _line(self, node: Node) -> int:
         first = self._shell.commands[0]
         return self._source.line(node.start_byte) + first.line - self._source.line(first.start)
-
-    def _statements(self, parent: Node) -> tuple[list[Node], int]:
-        """Return the statements of a sequence, and where the last one exits with a status."""
-        if parent.id not in self._blocks:
-            every = [n for n in parent.named_children if n.type not in _NO_STATEMENTS]
-            # `exit` alone returns the status of the command before it.
-            found = [n for n in every if self._source.text(n) != "exit"]
-            texts = map(self._source.text, found)
-            exits = [at for at, text in enumerate(texts) if _EXITS_WITH_VARIABLE.search(text)]
-            self._blocks[parent.id] = found, max(exits, default=-1)
-        return self._blocks[parent.id]
 
 
 def _is_condition(node: Node, parent: Node) -> bool:

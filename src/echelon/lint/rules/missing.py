@@ -34,7 +34,8 @@ def missing(script: Script) -> Iterator[Hit]:
 
     Python and bash exit at once if the script does not exist. Lint reports a relative path only if
     no path in the git repository of the job script ends with it, and if no command may create it or
-    change to another directory. A program that is not executable is an error.
+    change to another directory. A program that is not executable is an error,
+    and so is `cd` to an absolute path behind `../`.
 
     Example:
          #!/bin/bash
@@ -63,7 +64,7 @@ def missing(script: Script) -> Iterator[Hit]:
             at=at,
             what=f"No path in this repository ends with {path}. {reader} fails unless another "
             "program creates it.",
-            fix=_nearest(path, repository),
+            fix="correct the path",
             severity=WARNING,
         )
 
@@ -99,12 +100,6 @@ def _leaves(script: Script, repository: Repository) -> bool:
         if not inside and not _HOME.match(path) and parts[-1] != repository.name:
             return True
     return False
-
-
-def _nearest(path: str, repository: Repository) -> str:
-    name = path.rpartition("/")[2]
-    same = sorted(p for p in repository.paths if p.rpartition("/")[2] == name)
-    return f"is {same[0]} meant?" if same else "correct the name"
 
 
 def _not_executable(script: Script) -> Iterator[Hit]:

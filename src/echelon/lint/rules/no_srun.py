@@ -25,7 +25,8 @@ def no_srun(script: Script) -> Iterator[Hit]:
     """Several nodes without srun.
 
     A job script runs once, on the first node of the job. Only srun, or a similar launcher such as
-    mpirun, starts processes on the other nodes. deepspeed needs a hostfile.
+    mpirun, starts processes on the other nodes. deepspeed needs a hostfile. Lightning waits for
+    all tasks of the job, also on one node.
 
     Example:
          #!/bin/bash

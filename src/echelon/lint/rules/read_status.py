@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from echelon.lint.bash import Shell
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.reading import parse_bash
 from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script
 from echelon.lint.shell_options import ShellOptions
+from echelon.lint.syntax_tree import parse_bash
 
 _BEHIND_ANOTHER = pattern(r"^[^#\n]*\"[^\"\n]*\$\((?!\()[^)\n]*\)[^\"\n]*\$\?")
 _KEEPS = pattern(r"(?:export )?(\w+)=\"?\$\?\"?")

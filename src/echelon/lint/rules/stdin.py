@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from echelon.lint.reading import parse_bash
 from echelon.lint.rule import ERROR, Hit, rule
 from echelon.lint.script import Script
+from echelon.lint.syntax_tree import parse_bash
 
 
 @rule("E216", ERROR)
