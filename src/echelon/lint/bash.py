@@ -196,8 +196,6 @@ class Shell:
     """Line, text, column."""
     written: Mapping[str, Word]
     """Files that it writes from here-documents."""
-    settings: frozenset[str]
-    """Options that `set` turned on, such as pipefail."""
     names_read: frozenset[str]
     """Variables that are read anywhere, also in tests, loops and arithmetic."""
     suspect: bool = False

@@ -16,7 +16,6 @@ _TEXTS = ("severity", "baseline")
 _LISTS = ("select", "ignore")
 KEYS = (*_LISTS, *_TEXTS, "strict")
 _ORDER = list(Severity)
-_OFF = frozenset(rule.code for rule in RULES if rule.off)
 
 
 @frozen
@@ -34,7 +33,7 @@ class Choice:
     """Warnings fail, too."""
 
     def keeps(self, finding: Finding) -> bool:
-        chosen = finding.code.startswith(self.select) if self.select else finding.code not in _OFF
+        chosen = not self.select or finding.code.startswith(self.select)
         severe = _ORDER.index(finding.severity) <= _ORDER.index(self.severity)
         return chosen and severe and not finding.code.startswith(self.ignore)
 

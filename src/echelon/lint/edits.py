@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 
 from echelon.core.frozen import frozen
-from echelon.lint.files import Place
 
 
 @frozen
@@ -26,17 +25,6 @@ def replace_group(line: int, match: re.Match[str], text: str, group: int | str =
     """Return an edit that replaces a group of a match in the text of a line."""
     start, end = match.span(group)
     return Edit(line=line, column=start + 1, end_line=line, end_column=end + 1, text=text)
-
-
-def replace_range(first: Place, last: Place, text: str) -> Edit:
-    """Return an edit that replaces all from the start of a place to the end of another."""
-    return Edit(
-        line=first.line,
-        column=first.column,
-        end_line=last.end_line,
-        end_column=last.end_column,
-        text=text,
-    )
 
 
 def insert_line(line: int, text: str) -> Edit:

@@ -103,14 +103,6 @@ class Launch:
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
 
-    @property
-    def cpus(self) -> int | None:
-        """CPUs that the processes share: those of a task, or without srun those of the node."""
-        each, tasks = self.amounts.cpus_per_task, self.amounts.tasks_per_node
-        if self.srun is not None or self.mpi:
-            return each
-        return each * tasks if each and tasks else None
-
     def place_of(self, word: Word | None, script: str) -> Place:
         """Return the place of an argument; that of the launch if `script` does not contain it."""
         return Place(self.path, word.line if word and self.path == script else self.line)
@@ -209,10 +201,6 @@ class _Finder:
             self._enter_python(command, words[1:], state)
         elif name in ("torchrun", "deepspeed"):
             self._add_launcher(name, command, words[1:], state)
-        elif name == "ft_launcher":  # torchrun with more options
-            self._add_launcher("torchrun", command, words[1:], state)
-        elif name == "accelerate-launch":
-            self._add_launcher("accelerate", command, words[1:], state)
         elif name == "accelerate" and [word.text for word in words[1:2]] == ["launch"]:
             self._add_launcher("accelerate", command, words[2:], state)
         elif name.endswith((".py", ".sh")) or words[0].text.startswith("./"):

@@ -35,11 +35,6 @@ _UNREADABLE = pattern(
     r"absl|\bfire\b|\bclick\b|tyro|conflict_handler|_actions|argcomplete|jsonargparse|configargparse"
 )
 """Text of scripts whose arguments do not depend on one plain parser alone."""
-_VALUELESS = frozenset(
-    {"store_true", "store_false", "store_const", "append_const", "count", "help", "version"}
-)
-_GATHERING = frozenset({"append", "extend"})
-_TYPES = {"int": int, "float": float}
 
 
 @frozen
@@ -47,28 +42,8 @@ class Option:
     """An argument of the parser."""
 
     names: tuple[str, ...]
-    takes_value: bool
-    """It needs a value in any case."""
-    flag: bool
-    """It takes no value."""
     required: bool
     """The command line has to contain it."""
-    gathers: bool = False
-    """All values of a command line count, not only the last one."""
-    choices: tuple[str, ...] = ()
-    """The texts that it accepts; empty if any."""
-    kind: str = ""
-    """int or float, if the value has to be one."""
-
-    def accepts(self, text: str) -> bool:
-        """Tell whether the parser accepts a value."""
-        if self.choices:
-            return text in self.choices
-        try:
-            _TYPES.get(self.kind, str)(text)
-        except ValueError:
-            return False
-        return True
 
 
 @frozen
@@ -172,30 +147,10 @@ def _read_option(call: ast.Call) -> Option | None:
     names = [constant(argument) for argument in call.args]
     if has_spread(call) or not names or not all(isinstance(name, str) for name in names):
         return None
-    action, nargs = keyword(call, "action"), keyword(call, "nargs")
+    action = keyword(call, "action")
+    texts = [str(name) for name in names]
     if action is not None and not isinstance(constant(action), str):
-        texts = [str(name) for name in names]  # BooleanOptionalAction also has --no-…
+        # BooleanOptionalAction also has --no-…
         texts += [f"--no-{text.removeprefix('--')}" for text in texts if text.startswith("--")]
-        return Option(names=tuple(texts), takes_value=False, flag=False, required=False)
-    flag, gathers = constant(action) in _VALUELESS, constant(action) in _GATHERING
-    required, kind = constant(keyword(call, "required")) is True, keyword(call, "type")
-    optional = nargs is not None and not (
-        isinstance(constant(nargs), int) or constant(nargs) == "+"
-    )
-    return Option(
-        names=tuple(map(str, names)),
-        takes_value=not flag and not optional,
-        flag=flag,
-        required=required,
-        gathers=gathers,
-        choices=_choices(keyword(call, "choices"), kind) if nargs is None else (),
-        kind=kind.id if isinstance(kind, ast.Name) and kind.id in _TYPES and nargs is None else "",
-    )
-
-
-def _choices(node: ast.expr | None, kind: ast.expr | None) -> tuple[str, ...]:
-    """Return choices that are strings, written as a list."""
-    if not isinstance(node, ast.List | ast.Tuple) or (kind is not None and unparse(kind) != "str"):
-        return ()
-    values = [constant(value) for value in node.elts]
-    return tuple(map(str, values)) if all(isinstance(v, str) for v in values) else ()
+    required = constant(keyword(call, "required")) is True
+    return Option(names=tuple(texts), required=required)

@@ -4,7 +4,7 @@ from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 
 _VALUE = pattern(
-    r"(?i)\.\.\.|<[^<>]*>|\[[a-z][a-z _-]*\]|x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|%%\w+%%|"
+    r"(?i)\.\.\.|<[^<>]*>|\[[a-z][a-z _-]*\]|\w*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|%%\w+%%|"
     r"@\w+@|"
     r"__\w+__|#\w+#|your(?:account|partition|project|group|email)\w*|<[^<>]+>@\S+|"
     r"(?-i:X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?)"

@@ -23,6 +23,7 @@ _UNREADABLE = pattern(
 )
 _STRAIGHT = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _MAYBE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Await, ast.Yield)
 """Expressions whose parts may not be evaluated."""
 _STAYS = (frozenset(dir(builtins)) - {"exit", "quit", "exec", "eval", "__import__"}) | {
@@ -60,7 +61,7 @@ def undefined_names(python: PythonScript) -> dict[str, list[ast.Name]]:
             known.update([bound] if isinstance(bound, str) else bound)
     found: dict[str, list[ast.Name]] = {}
     for name in read:
-        if name.id not in known and not _is_annotation(python, name):
+        if name.id not in known and not _is_annotation(python, name) and not _is_dead(python, name):
             found.setdefault(name.id, []).append(name)
     return found
 
@@ -71,6 +72,17 @@ def _is_annotation(python: PythonScript, node: ast.AST) -> bool:
             return True
         if getattr(parent, "returns", None) is node:
             return True
+        node = parent
+    return False
+
+
+def _is_dead(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a statement before a node, in a block around it, always leaves the block."""
+    for parent in ancestors(python, node):
+        for block in (getattr(parent, field, None) for field in ("body", "orelse", "finalbody")):
+            before = block[: block.index(node)] if isinstance(block, list) and node in block else []
+            if any(isinstance(one, _LEAVES) for one in before):
+                return True
         node = parent
     return False
 

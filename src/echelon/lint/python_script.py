@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from echelon.lint.files import Files, Place, beside
+from echelon.lint.files import Files, beside
 from echelon.lint.patterns import pattern
 
 _MOST_MODULES = 20
@@ -42,22 +42,26 @@ class PythonScript:
         return "\n".join(_neighbours(self.text, self.path, self.files))
 
     @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree, level by level."""
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The parent of each node, level by level."""
+        parents: dict[ast.AST, ast.AST] = {}
         nodes: list[ast.AST] = [self.tree]
         for node in nodes:  # grows on the way
             for name in node._fields:
                 value = getattr(node, name, None)
                 if isinstance(value, ast.AST):
                     nodes.append(value)
+                    parents[value] = node
                 elif isinstance(value, list):
-                    nodes += [child for child in value if isinstance(child, ast.AST)]
-        return tuple(nodes)
+                    children = [child for child in value if isinstance(child, ast.AST)]
+                    nodes += children
+                    parents.update(dict.fromkeys(children, node))
+        return parents
 
-    @cached_property
-    def parents(self) -> dict[ast.AST, ast.AST]:
-        """The parent of each node."""
-        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+    @property
+    def nodes(self) -> Iterable[ast.AST]:
+        """All nodes below the tree."""
+        return self.parents.keys()
 
     @cached_property
     def assigned(self) -> dict[str, list[ast.expr]]:
@@ -80,21 +84,6 @@ class PythonScript:
     def called(self) -> dict[str, list[ast.Call]]:
         """Calls by the last part of the function name."""
         return _grouped((last_name(n.func), n) for n in self.nodes if isinstance(n, ast.Call))
-
-    def at(self, node: ast.stmt | ast.expr | ast.keyword) -> Place:
-        end = node.end_lineno or node.lineno
-        return Place(
-            self.path,
-            node.lineno,
-            self._column(node.lineno, node.col_offset),
-            end,
-            self._column(end, node.end_col_offset or node.col_offset),
-        )
-
-    def _column(self, line: int, offset: int) -> int:
-        """Return the column of an offset in bytes."""
-        text = self.text.split("\n")[line - 1]
-        return (offset if text.isascii() else len(text.encode()[:offset].decode())) + 1
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions, by the last part of the function name."""
@@ -221,7 +210,7 @@ def ancestors(script: PythonScript, node: ast.AST) -> Iterator[ast.AST]:
 def is_conditional(script: PythonScript, node: ast.AST) -> bool:
     """Tell whether a node is conditional, as in `if "RANK" not in os.environ`."""
     for parent in ancestors(script, node):
-        if isinstance(parent, ast.IfExp | ast.Try | ast.BoolOp):
+        if isinstance(parent, ast.IfExp | ast.ExceptHandler | ast.BoolOp):
             return True
         if isinstance(parent, ast.If) and "__name__" not in unparse(parent.test):
             return True

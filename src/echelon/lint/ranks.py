@@ -5,7 +5,6 @@ from functools import lru_cache
 from echelon.lint.launches import Launch, Launcher
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
-from echelon.lint.script import Started
 
 _STARTS_OTHERS = pattern(
     r"\b(?:spawn|start_processes|submitit|ray|[Ll]ightning|pytorch_lightning|accelerate|Accelerator|"
@@ -45,17 +44,6 @@ def _ranks_of_accelerate(launcher: Launcher) -> int | None:
     if total is None or not total.number or not count or not launcher.complete:
         return None
     return total.number // count if total.number % count == 0 else None
-
-
-def processes_per_task(one: Started) -> int | None:
-    """Return the number of ranks per task; None if it is not known."""
-    if one.launch.launcher is not None:
-        return ranks_per_launch(one.launch)
-    if one.python is None:
-        return None
-    if spawns(one.python):
-        return one.launch.amounts.gpus_per_node or None
-    return None if may_use_all_gpus(one.python) else 1
 
 
 def spawns(python: PythonScript | None) -> bool:

@@ -1,19 +1,18 @@
 """Walks the syntax tree of a bash script in execution order and records the commands."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
-from itertools import islice, pairwise, zip_longest
+from itertools import islice, zip_longest
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node
 
 from echelon.core.frozen import frozen
 from echelon.lint.bash import Assignment, Command, Scope, Shell, Where, Word
 from echelon.lint.expanding import NAME, Expander
 from echelon.lint.patterns import pattern
 from echelon.lint.source import Source, clean
+from echelon.lint.syntax_tree import parse_bash, redirects
 
 _NO_WORDS = frozenset(
     {
@@ -25,11 +24,6 @@ _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_cl
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
 """Words that the grammar accepts as commands, but bash does not."""
-_SETTING = frozenset({"variable_assignment", "declaration_command", "for_statement"})
-"""Parents of a name that is set, not read."""
-_CALCULATING = frozenset(
-    {"binary_expression", "unary_expression", "postfix_expression", "ternary_expression"}
-)
 _UNFILLED = pattern(r"(?m)^[^#\n]*<[A-Za-z][\w -]*>[ \t]*(#.*)?$")
 """A placeholder at the end of a line; the grammar takes the next line as a file name."""
 _SIMPLE = pattern(r"[\w./-]+(?:\s|$)")
@@ -39,29 +33,7 @@ _LONGEST_COMMAND = 2000
 _FEW = 20
 """Words to keep of each command when the work of a script exceeds the limit."""
 _LONGEST_PIPE = 20
-_TREES = 4
-"""How many syntax trees to keep."""
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
-
-
-@cache
-def _parser() -> Parser:
-    return Parser(Language(tree_sitter_bash.language()))
-
-
-@frozen
-class Tree:
-    """The syntax tree of a script."""
-
-    root: Node
-    source: Source
-    """The texts and lines of its nodes."""
-
-
-@lru_cache(maxsize=_TREES)
-def parse_bash(text: str) -> Tree:
-    source = Source(clean(text), 1)
-    return Tree(root=_parser().parse(source.shown).root_node, source=source)
 
 
 def read_shell(
@@ -96,17 +68,6 @@ def read_shell(
     return reader.result()
 
 
-def spans_lines(command: Node, source: Source) -> bool:
-    """Tell whether the grammar took the next lines for arguments of a command."""
-    kinds = [child.type for child in command.children]
-    first = kinds.index("command_name") if "command_name" in kinds else 0
-    gaps = (
-        source.between(before.end_byte, after.start_byte)
-        for before, after in pairwise(command.children[first:])
-    )
-    return any("\n" in gap.replace("\\\n", "") for gap in gaps)
-
-
 @frozen
 class _Context:
     """What encloses a node."""
@@ -119,8 +80,6 @@ class _Context:
     piped_into: tuple[str, ...] = ()
     piped: bool = False
     stdin: Word | None = None
-    more: tuple[Word, ...] = ()
-    """Arguments of a command that are behind a redirection."""
 
 
 def _evaluated(words: list[Word]) -> list[Word]:
@@ -135,21 +94,20 @@ class _Reader:
     def __init__(self, text: str, source: Source, path: str, where: Where, scope: Scope) -> None:
         self._text, self._path, self._where = text, path, where
         self._scope, self._source = scope, source
+        self._tree = parse_bash(text)
         self._words = Expander(source, scope, self._run)
         self._commands: list[Command] = []
-        self._inside: dict[str, list[int]] = {}
-        """By function: its first commands, by their places."""
         self._assignments: list[Assignment] = []
         self._exported: set[str] = set()
         self._comments: list[tuple[int, str, int]] = []
         self._written: dict[str, Word] = {}
-        self._settings: set[str] = set()
+        self._exports_all = False
         self._names_read: set[str] = set()
         self._suspect = False
 
     def result(self) -> Shell:
         exported = self._exported
-        if "allexport" in self._settings:
+        if self._exports_all:
             exported = exported | {assignment.name for assignment in self._assignments}
         return Shell(
             path=self._path,
@@ -160,15 +118,14 @@ class _Reader:
             exported=frozenset(exported),
             comments=tuple(self._comments),
             written=self._written,
-            settings=frozenset(self._settings),
             names_read=frozenset(self._names_read),
             suspect=self._suspect or bool(_RESERVED & {c.words[0].text for c in self._commands}),
         )
 
     def read(self) -> None:
-        root = parse_bash(self._text).root
+        root = self._tree.root
         self._suspect = root.has_error or bool(_UNFILLED.search(self._text))
-        self._names_read.update(_names_read(root, self._source))
+        self._names_read.update(self._tree.names_read())
         children = root.children
         for number, child in enumerate(children):
             if child.type == "command" and self._source.text(child).split()[:1] == ["exit"]:
@@ -211,10 +168,7 @@ class _Reader:
         positional, self._scope.positional = self._scope.positional, None
         if body is not None:
             function = self._source.text(name) if name is not None else "?"
-            self.walk(
-                body,
-                replace(context, function=function, certain=False, looped=False),
-            )
+            self.walk(body, replace(context, function=function, certain=False, looped=False))
         self._scope.positional = positional
 
     def _walk_list(self, node: Node, context: _Context) -> None:
@@ -225,67 +179,36 @@ class _Reader:
 
     def _walk_pipeline(self, node: Node, context: _Context) -> None:
         parts = [child for child in node.children if child.is_named]
-        names = [self._program(part) for part in parts]
+        names = [self._tree.program(part) for part in parts]
         for number, part in enumerate(parts):
             into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
-            piped = context.piped or number > 0
-            inner = replace(
-                context,
-                piped_into=into,
-                piped=piped,
-                certain=False,
-                looped=False,
-            )
-            self.walk(part, inner)
-
-    def _program(self, node: Node) -> str:
-        """Return the name of the program in one part of a pipe."""
-        while node.type not in ("command_name", "word") and node.named_children:
-            node = node.named_children[0]
-        return self._source.text(node)
+            inner = replace(context, piped_into=into, certain=False, looped=False)
+            self.walk(part, replace(inner, piped=context.piped or number > 0))
 
     def _walk_redirected(self, node: Node, context: _Context) -> None:
         body = node.child_by_field_name("body")
         heredoc, target = None, ""
         later: tuple[str, ...] = ()
-        more: list[Word] = []
-        for redirect in _redirects(node):
+        for redirect in redirects(node):
             if redirect.type == "heredoc_redirect":
                 heredoc = self._words.heredoc(redirect) or heredoc
-                self._suspect = self._suspect or self._ends_indented(redirect)
+                self._suspect = self._suspect or self._tree.ends_indented(redirect)
                 later = tuple(
-                    self._program(child)
+                    self._tree.program(child)
                     for child in redirect.named_children
                     if child.type in ("pipeline", "command")
                 )
             elif redirect.type == "file_redirect":
                 target = self._target(redirect) or target
-                more += self._behind(redirect)
             for child in redirect.named_children:
                 if child.type in ("pipeline", "list", "process_substitution", "command"):
                     self.walk(child, replace(context, piped=True))
-        if heredoc and target and body is not None and self._program(body) in ("cat", "tee"):
+        if heredoc and target and body is not None and self._tree.program(body) in ("cat", "tee"):
             self._written[target] = heredoc
         into = later + context.piped_into
         if body is not None:
             context = replace(context, stdin=heredoc or context.stdin, piped_into=into)
-            self.walk(body, replace(context, more=tuple(more) if body.type == "command" else ()))
-
-    def _behind(self, redirect: Node) -> list[Word]:
-        """Return the words after a redirection, which the grammar takes for more of its targets."""
-        targets = redirect.children_by_field_name("destination")
-        words: list[Word] = []
-        for before, child in pairwise([*redirect.children[:1], *targets]):
-            if self._breaks(before, child):
-                break
-            words += self._words.word(child) if before in targets else []
-        return words
-
-    def _ends_indented(self, redirect: Node) -> bool:
-        """Tell whether the end of a here-document is indented, which bash does not accept."""
-        ends = [child for child in redirect.children if child.type == "heredoc_end"]
-        before = [self._source.column(end.start_byte) for end in ends]
-        return redirect.children[0].type == "<<" and any(before)
+            self.walk(body, context)
 
     def _target(self, redirect: Node) -> str:
         target = redirect.child_by_field_name("destination")
@@ -367,14 +290,11 @@ class _Reader:
                 self._exported.update(name for name in names if NAME.fullmatch(name))
 
     def _run(self, node: Node) -> list[Command]:
-        """Read the commands in $(…), including those of called functions."""
+        """Read the commands in $(…)."""
         before = len(self._commands)
         for child in node.named_children:
             self.walk(child, _Context(certain=False, substituted=True))
-        run = self._commands[before:]
-        called = {command.name for command in run}
-        inside = sorted(at for name in called for at in self._inside.get(name, ()) if at < before)
-        return run + [self._commands[at] for at in inside]
+        return self._commands[before:]
 
     # --- commands -----------------------------------------------------------------------
 
@@ -382,7 +302,7 @@ class _Reader:
         name = node.child_by_field_name("name")
         own = []
         options: list[Word] = []
-        begin = self._begin(node)
+        begin = self._tree.begin(node)
         for child in node.children:
             if child.type == "variable_assignment":
                 options += self._option(child)
@@ -393,9 +313,9 @@ class _Reader:
                     own.append(assignment)
         if name is None:
             return
-        self._suspect = self._suspect or spans_lines(node, self._source)
+        self._suspect = self._suspect or self._tree.spans_lines(node)
         words = options + [w for child in name.children for w in self._words.word(child)]
-        words += [*self._arguments(node), *context.more]
+        words += self._arguments(node)
         if words:
             line = options[0].line if options else self._line(name)
             self._add(words, own, line, context, node.start_byte)
@@ -429,9 +349,6 @@ class _Reader:
             stdin=context.stdin,
             moment=self._scope.moment(),
         )
-        inside = self._inside.setdefault(command.function, [])
-        if command.function and len(inside) < _LONGEST_COMMAND:
-            inside.append(len(self._commands))
         self._commands.append(command)
         self._heed(command)
 
@@ -468,52 +385,11 @@ class _Reader:
             texts = [word.text for word in command.arguments]
             if texts[:1] == ["--"]:
                 self._scope.positional = command.arguments[1:]
-            letters = "".join(t[1:] for t in texts if re.fullmatch(r"-[A-Za-z]+", t))
-            for letter, setting in {"e": "errexit", "a": "allexport", "u": "nounset"}.items():
-                if letter in letters:
-                    self._settings.add(setting)
-            self._settings.update({"pipefail", "errexit", "allexport", "nounset"} & set(texts))
-
-    def _begin(self, command: Node) -> int:
-        """Return where the line begins that has the name of a command and its assignments."""
-        begin = command.start_byte
-        for before, after in pairwise(command.children):
-            if self._breaks(before, after):
-                begin = after.start_byte
-            if after.type == "command_name":
-                break
-        return begin
-
-    def _breaks(self, before: Node, after: Node) -> bool:
-        """Tell whether a line ends between two nodes, without a backslash."""
-        gap = self._source.between(before.end_byte, after.start_byte)
-        return "\n" in gap.replace("\\\n", "")
+            self._exports_all |= "allexport" in texts
+            self._exports_all |= any(re.fullmatch(r"-[A-Za-z]*a[A-Za-z]*", one) for one in texts)
 
     def _line(self, node: Node) -> int:
         return self._source.line(node.start_byte)
-
-
-def _names_read(root: Node, source: Source) -> Iterator[str]:
-    """Yield the variables that a script reads, wherever that is."""
-    waiting = [(root, "")]
-    while waiting:
-        node, parent = waiting.pop()
-        kind = node.type
-        named = kind == "variable_name" and parent not in _SETTING
-        if named or (kind == "word" and parent in _CALCULATING):
-            yield source.text(node)
-        elif kind == "raw_string":  # for eval, trap or another shell
-            yield from re.findall(r"\$\{?(\w+)", source.text(node))
-        if node.named_child_count:  # names are named
-            waiting += [(child, kind) for child in node.named_children]
-
-
-def _redirects(node: Node) -> Iterator[Node]:
-    """Yield the redirections of a statement, including those nested in a here-document's."""
-    for child in node.children_by_field_name("redirect"):
-        yield child
-        if child.type == "heredoc_redirect":
-            yield from (c for c in child.named_children if c.type == "file_redirect")
 
 
 _HANDLERS = {

@@ -74,7 +74,7 @@ def is_read(script: Script, name: str) -> bool:
     if name not in script.exported and not any(name in names for names in set_for):
         return False
     pythons = [one.python for one in script.started if one.launch.launcher is None]
-    return not script.started or any(
+    return any(
         python is None or python.is_distributed or python.mentions(name, *_FRAMEWORKS)
         for python in pythons
     )

@@ -104,8 +104,6 @@ class Rule:
     """Why this is a problem, in two or three sentences."""
     example: str
     """A script with this problem and no other, and its fix, as a diff."""
-    off: bool = False
-    """Reported only if it is selected."""
 
     @property
     def bad(self) -> str:
@@ -122,7 +120,7 @@ class Rule:
 Check = Callable[[Script], Iterator[Hit]]
 
 
-def rule(code: str, severity: Severity, *, off: bool = False) -> Callable[[Check], Rule]:
+def rule(code: str, severity: Severity) -> Callable[[Check], Rule]:
     """Make a rule of a function, whose docstring has its title, its reason and its example."""
 
     def make(check: Check) -> Rule:
@@ -136,7 +134,6 @@ def rule(code: str, severity: Severity, *, off: bool = False) -> Callable[[Check
             check=check,
             why=" ".join(why.split()),
             example="".join(f"{line or ' '}\n" for line in lines),
-            off=off,
         )
 
     return make

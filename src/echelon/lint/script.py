@@ -36,6 +36,8 @@ _ASIDE = pattern(
     r"(?:srun\s+(?:-\S+\s+){0,20})?(?:hostname|nvidia-smi|echo|mkdir|cp|rm|rsync|date|sleep|ls|cat)\b|"
     r".*-m (?:pip|venv|ensurepip|virtualenv)\b|(?:uv|poetry) run (?:pip|which)"
 )
+_READERS = frozenset({"sed", "grep", "chmod", "test", "[", "find", "git", "source", "head", "cat"})
+"""Programs that do not run a Python script among their arguments."""
 _TIMEOUT_S = 2.0
 
 
@@ -143,7 +145,13 @@ class Script:
         """Return the commands of a shell that do the work of the job."""
         starts = {id(c) for o in self.started for c in (o.launch.command, o.launch.inner)}
         plain = (c for c in shell.commands if not c.substituted and not _ASIDE.match(c.text))
-        return [c for c in plain if id(c) in starts or _WORK.match(c.text)]
+        return [
+            c
+            for c in plain
+            if id(c) in starts
+            or _WORK.match(c.text)
+            or (c.name not in _READERS and any(w.text.endswith(".py") for w in c.arguments))
+        ]
 
     @cached_property
     def sources_others(self) -> bool:

@@ -62,9 +62,13 @@ class SlurmOf(LocalShell):
 JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
 
 
+def _file_name(name):
+    return f"{name.removesuffix('_sh')}.sh" if name.endswith("_sh") else f"{name}.py"
+
+
 def codes(body, head=JOB, *, version=None, repository=False, **beside):
     """Return the codes and severities of what lint finds in a job script."""
-    texts = {f"{name}.py": text for name, text in beside.items()} | {"job.sh": head + body}
+    texts = {_file_name(name): text for name, text in beside.items()} | {"job.sh": head + body}
     files = TextFiles(texts, repository=repository)
     found = lint(head + body, path="job.sh", files=files, programs=SlurmOf(version))
     return [(f.code, str(f.severity)) for f in found]

@@ -10,7 +10,7 @@ from unit.lint.fakes import SlurmOf, TextFiles
 
 BAD = (
     "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH --output=a%x.txt\n#SBATCH --error=b,c.txt\n"
-    "export MASTER_PORT=29500\npython x.py\n"
+    "#SBATCH --array=0-3\nexport MASTER_PORT=29500\npython x.py\n"
 )
 
 # What the schema of SARIF 2.1.0 demands of the objects that we write: the required members, and

@@ -47,11 +47,6 @@ def test_what_a_value_was_made_of_is_known_through_variables():
     assert "SLURM_JOB_ID" in shell.assignments[-1].value.names
 
 
-def test_a_function_that_is_called_in_a_substitution_is_part_of_its_value():
-    shell = read("free() { python -c 'getsockname()[1]'; }\nport=$(free)\n")
-    assert [c.name for c in shell.assignments[-1].value.commands] == ["free", "python"]
-
-
 def test_a_line_of_assignments_is_no_part_of_the_next_command():
     shell = read("A=1 B=2\nrun\nC=3 run\n")
     assert [a.name for a in shell.assignments] == ["A", "B"]
@@ -59,14 +54,13 @@ def test_a_line_of_assignments_is_no_part_of_the_next_command():
 
 
 def test_background_pipes_and_heredocs():
-    shell = read("a | b &\nc <<E\nhello $USER\nE\ncat <<'E' > f.sh\n$x\nE\nset -euo pipefail\n")
+    shell = read("a | b &\nc <<E\nhello $USER\nE\ncat <<'E' > f.sh\n$x\nE\n")
     assert [(c.name, c.background, c.piped_into) for c in shell.commands[:2]] == [
         ("a", True, ("b",)),
         ("b", True, ()),
     ]
     assert shell.commands[2].stdin.names == {"USER"}
     assert shell.written["f.sh"].text == "$x\n"
-    assert shell.settings == {"errexit", "nounset", "pipefail"}
 
 
 def test_lines_are_those_of_the_file():

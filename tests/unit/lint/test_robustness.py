@@ -174,7 +174,7 @@ def test_bash_that_is_nested_beyond_reason_leaves_the_rest_to_be_checked(kind, c
 
 def test_a_wrapper_that_is_nested_beyond_reason_says_so():
     files = TextFiles({"w.sh": f"#!/bin/bash\n{deep_bash('branches', 3000)}\n"})
-    script = "#!/bin/bash\n#SBATCH --mem=16Go\nsrun ./w.sh\n"
+    script = "#!/bin/bash\n#SBATCH --mem=16Go\nsrun bash w.sh\n"
     findings = lint(
         script, path="job.sh", files=files, programs=FakeShell({"bash": "", "sinfo": ""})
     )
@@ -259,7 +259,7 @@ def test_what_a_variable_was_is_not_copied_for_every_command():
 
 
 def test_a_script_that_starts_itself_is_read_to_an_end():
-    text = JOB + "set -e\n" + "srun ./job.sh\n" * 8 + "bash job.sh\n" * 8
+    text = JOB + "set -e\n" + "srun bash job.sh\n" * 8 + "bash job.sh\n" * 8
     found = shells(text, job=text)
     assert len(found) == 1 + 8  # once more as a task, from each srun
     assert run(text) == []

@@ -1,4 +1,4 @@
-"""E306 and E307: the host of the rendezvous."""
+"""E307: the host of the rendezvous."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
 from echelon.lint.rendezvous import FIRST_NODE, host_words, is_read
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, rule
+from echelon.lint.rule import ERROR, WARNING, Hit, rule
 from echelon.lint.script import Script
 
 _OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
@@ -18,33 +18,6 @@ _ALL_NODES = pattern(
     r"(?:\$\(|`)\s*scontrol\s+show\s+hostnames?[^|;&]*(?:\)|`)(?::.*)?"
 )
 _NAMED = ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP")
-
-
-@rule("E306", ADVICE, off=True)
-def picked_address(script: Script) -> Iterator[Hit]:
-    """Address picked from `hostname -I` or `-i`.
-
-    `hostname -I` prints all addresses of a host, in no defined order. `hostname -i` prints what the
-    name resolves to, which can be 127.0.1.1. The name of the first node is reliable.
-
-    Example:
-         #!/bin/bash
-         #SBATCH --nodes=2
-         #SBATCH --exclusive
-        -export MASTER_ADDR=$(hostname -I | awk '{print $1}')    # <- here
-        +export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-         export MASTER_PORT=29500
-         srun python train.py
-    """
-    for command in script.commands if script.job.several_nodes else ():
-        texts = [word.text for word in command.words]
-        asks = any(text.rpartition("/")[2] == "hostname" for text in texts)
-        if asks and {"-I", "-i", "--ip-address", "--all-ip-addresses"} & set(texts):
-            yield Hit(
-                at=command,
-                what="This prints 127.0.1.1 on some hosts and several addresses on others.",
-                fix=FIRST_NODE,
-            )
 
 
 @rule("E307", ERROR)
@@ -122,7 +95,4 @@ def _reason(value: Word, where: Where) -> str:
     own = "hostname" in names or value.names & _OWN_HOST
     if where is Where.TASK and own and "scontrol" not in names:
         return "This is expanded on every node, so each node uses its own name"
-    last = any(c.name == "tail" and re.search(r"-n?\s*1$", c.text) for c in value.commands)
-    if "scontrol" in names and last and "head" not in names:
-        return "This is the last node, but rank 0 runs on the first one"
     return ""

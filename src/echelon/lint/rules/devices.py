@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from echelon.core.units import counted
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ADVICE, WARNING, Hit, rule
+from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script
 
 _DEVICES = pattern(r"\d{1,3}(?:,\d{1,3}){0,63}")
@@ -15,8 +15,7 @@ def chosen_devices(script: Script) -> Iterator[Hit]:
     """`CUDA_VISIBLE_DEVICES` set by hand.
 
     Slurm sets the variable to the GPUs of the job. A different number leaves GPUs idle or lists
-    GPUs that do not exist. The same number is advice: where a job sees all GPUs of its node, two
-    jobs use the same ones.
+    GPUs that do not exist.
 
     Example:
          #!/bin/bash
@@ -37,19 +36,10 @@ def chosen_devices(script: Script) -> Iterator[Hit]:
             continue
         count, highest = value.text.count(",") + 1, max(map(int, value.text.split(",")))
         alone = assignment.certain and len(script.started) == 1
-        fix = "remove the line; Slurm sets the variable to the GPUs of the job"
         if highest >= gpus or (count < gpus and alone):
             yield Hit(
                 at=assignment,
                 what=f"`CUDA_VISIBLE_DEVICES` is {value.text}, but the job has "
                 f"{counted(gpus, 'GPU')} on each node, which count from 0.",
-                fix=fix,
-            )
-        elif count == gpus and alone:
-            yield Hit(
-                at=assignment,
-                what=f"This replaces the GPUs of the job with {value.text}. Where a job sees all "
-                "GPUs of its node, two such jobs share them.",
-                fix=fix,
-                severity=ADVICE,
+                fix="remove the line; Slurm sets the variable to the GPUs of the job",
             )

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
 from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script
@@ -47,7 +48,7 @@ def missing_set_epoch(script: Script) -> Iterator[Hit]:
         ]
         if loops:
             yield Hit(
-                at=python.at(samplers[0]),
+                at=Place(python.path, samplers[0].lineno),
                 what="The sampler shuffles all epochs in the same way, because nothing calls "
                 "`set_epoch`.",
                 fix="sampler.set_epoch(epoch)  # at the start of each epoch",

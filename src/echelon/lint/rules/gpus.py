@@ -45,7 +45,7 @@ def idle_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(
                 at=one.launch,
                 what=f"The job uses only {total} of {gpus} GPUs on each node. The others are idle.",
-                fix=f"#SBATCH --gpus-per-node={total}  # or start {counted(gpus, 'rank')}",
+                fix=f"{_start(one, gpus)}  # or request {counted(total, 'GPU')} per node",
             )
 
 
@@ -75,12 +75,16 @@ def too_few_gpus(script: Script) -> Iterator[Hit]:
                 at=launch,
                 what=f"{total} ranks share {counted(gpus, 'GPU')} on each node. They fail with "
                 "'invalid device ordinal' or 'Duplicate GPU detected'.",
-                fix=f"--nproc_per_node={gpus}"
-                if launch.launcher
-                else f"#SBATCH --ntasks-per-node={gpus}",
+                fix=_start(one, gpus),
                 # Ranks that lint cannot read may share a GPU, or use none.
                 severity=None if one.python and launch.command.always_runs else WARNING,
             )
+
+
+def _start(one: Started, ranks: int) -> str:
+    """Return the option that starts so many ranks on each node."""
+    launcher = one.launch.launcher
+    return f"--nproc_per_node={ranks}" if launcher else f"#SBATCH --ntasks-per-node={ranks}"
 
 
 def _ranks_per_node(one: Started) -> int | None:
@@ -91,5 +95,4 @@ def _ranks_per_node(one: Started) -> int | None:
     tasks = launch.amounts.tasks_per_node if launch.srun is not None else 1
     if not tasks or (launch.launcher is not None and tasks > 1):
         return None
-    several = launch.launcher is not None and launch.launcher.kind == "accelerate"
-    return None if several and launch.amounts.several_nodes else ranks * tasks
+    return ranks * tasks

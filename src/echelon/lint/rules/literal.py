@@ -8,6 +8,9 @@ from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, rule
 from echelon.lint.script import Script
 
+_PATTERNS = {"JOB_NAME": "%x", "ARRAY_JOB": "%A", "TASK_ID": "%a", "JOB": "%j", "USER": "%u"}
+"""What Slurm expands in file names, by a part of the variable's name."""
+_OTHERWISE = "the value, or pass it to sbatch as an option"
 _OF_FILE_NAMES = pattern(r"%\d*[AaJjNnstux](?![A-Za-z0-9])")
 
 
@@ -28,7 +31,7 @@ def literal(script: Script) -> Iterator[Hit]:
         variable = re.search(r"\$(\{\w+[^{}]*\}|\w+)", item.value)
         if item.option != "comment" and (variable or item.value.startswith("~/")):
             shown = variable[0] if variable else "~"
-            better = "%j" if "JOB" in shown else "the value, or pass it to sbatch as an option"
+            better = next((new for name, new in _PATTERNS.items() if name in shown), _OTHERWISE)
             yield Hit(
                 at=Place(script.path, item.line),
                 what="Slurm does not expand variables in directives. It uses the text literally.",

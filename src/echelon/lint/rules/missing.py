@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice, pairwise
 
-from echelon.lint.files import Place, Repository, beside
+from echelon.lint.files import Place, Repository, find_file
 from echelon.lint.patterns import pattern
 from echelon.lint.placeholders import placeholder_in
 from echelon.lint.rule import ERROR, WARNING, Hit, rule
@@ -23,6 +23,7 @@ _BRINGS_FILES = frozenset(
 )
 """Programs that may create files, or that run in another file system."""
 _HOME = pattern(r"[\"']?\$\{?(?:SLURM_SUBMIT_DIR|PWD)\b")
+_BELOW = pattern(r"(?:\.{1,2}/)+\$\{?(SLURM_SUBMIT_DIR|HOME|PWD|TMPDIR)\b")
 _MOST = 5
 """Maximum number of missing paths to report, because each takes a search of the repository."""
 
@@ -33,7 +34,8 @@ def missing(script: Script) -> Iterator[Hit]:
 
     Python and bash exit at once if the script does not exist. Lint reports a relative path only if
     no path in the git repository of the job script ends with it, and if no command may create it or
-    change to another directory. A program that is not executable is an error.
+    change to another directory. A program that is not executable is an error,
+    and so is `cd` to an absolute path behind `../`.
 
     Example:
          #!/bin/bash
@@ -44,6 +46,7 @@ def missing(script: Script) -> Iterator[Hit]:
          hostname
     """
     yield from _not_executable(script)
+    yield from _absolute_below(script)
     if not script.is_job or script.directives.last("chdir") or "--container-" in script.text:
         return
     repository = script.files.repository(script.path)
@@ -61,7 +64,7 @@ def missing(script: Script) -> Iterator[Hit]:
             at=at,
             what=f"No path in this repository ends with {path}. {reader} fails unless another "
             "program creates it.",
-            fix=_nearest(path, repository),
+            fix="correct the path",
             severity=WARNING,
         )
 
@@ -99,20 +102,22 @@ def _leaves(script: Script, repository: Repository) -> bool:
     return False
 
 
-def _nearest(path: str, repository: Repository) -> str:
-    name = path.rpartition("/")[2]
-    same = sorted(p for p in repository.paths if p.rpartition("/")[2] == name)
-    return f"is {same[0]} meant?" if same else "correct the name"
-
-
 def _not_executable(script: Script) -> Iterator[Hit]:
-    for command in script.commands:
-        word = command.words[0]
-        plain = word.known and word.text.startswith("./") and not command.substituted
-        place = beside(script.path, word.text)
-        if plain and script.files.read(place) is not None and not script.files.is_executable(place):
+    started = [(c, c.words) for c in script.commands if c.words[0].text.startswith("./")]
+    for command, words in [*started, *((c, rest) for c, _, rest in script.sruns if rest)]:
+        plain = words[0].known and "/" in words[0].text and not command.substituted
+        place = find_file(script.files, words[0].text, (script.path, "")) if plain else ""
+        if place and not script.files.is_executable(place):
             yield Hit(
                 at=command,
-                what=f"{word.text} is not executable: 'Permission denied'.",
-                fix=f"chmod +x {word.text}",
+                what=f"{words[0].text} is not executable: 'Permission denied'.",
+                fix=f"chmod +x {words[0].text}",
             )
+
+
+def _absolute_below(script: Script) -> Iterator[Hit]:
+    for command in script.commands:
+        path = command.arguments[0].text if command.name == "cd" and command.arguments else ""
+        if found := _BELOW.match(path):
+            what = f"`${found[1]}` is an absolute path, so {path} is a directory below this one."
+            yield Hit(at=command, what=what, fix=f"cd ${found[1]}/..")

@@ -14,6 +14,9 @@ _SPREADERS = frozenset(
 )
 _CONTACTS_OTHERS = pattern(r"\b(?:submitit|subprocess|ray|dask|mpi4py|paramiko)\b")
 """Words in scripts that may start processes on the other nodes themselves."""
+_MEET = """
+    torchrun --nnodes=$SLURM_JOB_NUM_NODES --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 …"""
+_LIGHTNING = pattern(r"(?m)^\s*(?:import|from) (?:pytorch_lightning|lightning)\b")
 _INSTALLERS = frozenset({"pip", "venv", "ensurepip", "virtualenv"})
 
 
@@ -22,7 +25,8 @@ def no_srun(script: Script) -> Iterator[Hit]:
     """Several nodes without srun.
 
     A job script runs once, on the first node of the job. Only srun, or a similar launcher such as
-    mpirun, starts processes on the other nodes. deepspeed needs a hostfile.
+    mpirun, starts processes on the other nodes. deepspeed needs a hostfile. Lightning waits for
+    all tasks of the job, also on one node.
 
     Example:
          #!/bin/bash
@@ -32,6 +36,8 @@ def no_srun(script: Script) -> Iterator[Hit]:
         -torchrun --nnodes=2 --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
         +srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
     """
+    if script.is_job and script.job.nodes == 1:
+        yield from _waiting_tasks(script)
     if not script.is_job or not script.job.several_nodes or "hostfile" in script.text.lower():
         return
     for command in script.commands:
@@ -52,7 +58,7 @@ def no_srun(script: Script) -> Iterator[Hit]:
             if deepspeed
             else f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
-            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …"
+            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …{'' if waits else _MEET}"
             if launcher and not deepspeed
             else "deepspeed --hostfile=…  # or #SBATCH --nodes=1"
             if deepspeed
@@ -67,3 +73,22 @@ def no_srun(script: Script) -> Iterator[Hit]:
 def _installs(one: Started) -> bool:
     launch = one.launch
     return launch.module and launch.program is not None and launch.program.text in _INSTALLERS
+
+
+def _waiting_tasks(script: Script) -> Iterator[Hit]:
+    """Find Lightning on one node, which waits for the other tasks of the job."""
+    if script.sruns or not any(map(script.directives.last, ("ntasks", "ntasks-per-node"))):
+        return
+    for one in script.started:
+        tasks, plain = script.job.tasks or 0, one.launch.launcher is None and not one.launch.mpi
+        lightning = (
+            one.python and _LIGHTNING.search(one.python.text) and one.python.calls("Trainer")
+        )
+        if plain and tasks > 1 and lightning:
+            yield Hit(
+                at=one.launch,
+                what=f"Lightning sees the {tasks} tasks of the job and expects srun to start them. "
+                "Without it, the script fails or waits for the others.",
+                fix="srun python …  # or #SBATCH --ntasks-per-node=1",
+                severity=WARNING,
+            )

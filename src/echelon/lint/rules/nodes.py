@@ -6,16 +6,13 @@ from echelon.core.units import counted
 from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script
 
-_OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-node": "--num_gpus"}
-"""Options of torchrun and Slurm, and what deepspeed calls them."""
-
 
 @rule("E205", WARNING)
 def wrong_nodes(script: Script) -> Iterator[Hit]:
     """Wrong number of nodes.
 
     The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` is always
-    the number of nodes of the job. deepspeed reads the nodes from a hostfile.
+    the number of nodes of the job.
 
     Example:
          #!/bin/bash
@@ -29,16 +26,7 @@ def wrong_nodes(script: Script) -> Iterator[Hit]:
     alone = not any(one.launch.command.background for one in script.started)
     for launch in [one.launch for one in script.started]:
         launcher = launch.launcher
-        if launcher is None or not launcher.complete:
-            continue
-        if launcher.kind == "deepspeed":
-            for name in _OF_DEEPSPEED.keys() & launcher.options.keys():
-                yield Hit(
-                    at=launch.place_of(launcher.options[name], script.path),
-                    what=f"deepspeed has no option `--{name.replace('-', '_')}`. It exits with "
-                    "'unrecognized arguments'.",
-                    fix=_OF_DEEPSPEED[name],
-                )
+        if launcher is None or not launcher.complete or launcher.kind == "deepspeed":
             continue
         option = launcher.option("nnodes", "num-machines")
         own_config = launcher.kind == "accelerate" and option is None

@@ -6,17 +6,10 @@ from collections.abc import Iterator
 from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.placeholders import placeholder_in
-from echelon.lint.rule import ADVICE, WARNING, Hit, rule
+from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script
 
 _OF_JOB = pattern(r"%\d*[jJA]")
-_INTO = pattern(
-    r"(?:&?>>?|\btee(?:\s-a)?)\s?[\"']?((?:\./)?(?:[A-Za-z][\w.-]{0,99}/){1,9})[\w.$%{}-]"
-)
-"""A redirection into a relative directory."""
-_MAKES = pattern(r"\b(?:mkdir|install|clone|rsync|cp|mv|tar|unzip|makedirs|python|cd|pushd)\b")
-_LONGEST = 2000
-"""Longer lines were not written by a person."""
 _CREATES_FOLDERS = (23, 2)
 """The first version of Slurm that creates the directories of output files."""
 
@@ -27,37 +20,14 @@ def missing_folder(script: Script) -> Iterator[Hit]:
 
     Slurm opens the output file before it runs the script. Since 23.02, it creates the directory;
     before, the job fails, and no file says why. Lint asks `sinfo --version`, and reports this only
-    for older versions. Bash does not run a command whose redirection it cannot open.
+    for older versions.
 
     Example:
          #!/bin/bash
-         #SBATCH --nodes=1
-        +mkdir -p results
-         python train.py > results/log.txt    # <- here
+        -#SBATCH --output=logs/%j.out    # <- here
+        +#SBATCH --output=%j.out
+         python train.py
     """
-    yield from _of_slurm(script)
-    repository = script.files.repository(script.path)
-    if script.batch is None or not script.is_job or "<<" in script.text:
-        return
-    begins = {command.line: command for command in reversed(script.batch.commands)}
-    for number, command in begins.items():
-        found = _INTO.search(script.line_at(command)[:_LONGEST])
-        folder = found[1].rstrip("/").removeprefix("./") if found else ""
-        if not found or _MAKES.search("\n".join(script.lines[: number - 1])):
-            continue
-        known = repository is not None and not repository.lacks(folder.partition("/")[0])
-        if not known and not script.files.is_folder(beside(script.path, folder)):
-            effect = "tee writes nothing" if "tee" in found[0] else "bash does not run the command"
-            yield Hit(
-                at=command,
-                what=f"Nothing creates the directory '{folder}'. If it does not exist, {effect}.",
-                fix=f"mkdir -p {folder}  # before this line",
-                severity=None if repository is not None else ADVICE,
-            )
-            return
-
-
-def _of_slurm(script: Script) -> Iterator[Hit]:
     for option in ("output", "error"):
         item = script.directives.last(option)
         folder = re.sub(r"/[^/]*%.*", "", item.value.rpartition("/")[0]) if item else ""
@@ -83,10 +53,10 @@ def _of_slurm(script: Script) -> Iterator[Hit]:
 
 @rule("E502", WARNING)
 def overwritten(script: Script) -> Iterator[Hit]:
-    """Output file shared between jobs.
+    """Output file shared between the tasks of an array.
 
-    Include the job ID in the file name: `%j`, or `%A_%a` for the ID and index of a task in a job
-    array. The tasks of an array run at the same time. Without an array, it is advice.
+    The tasks of a job array run at the same time. Include the ID of the job and the index of the
+    task in the file name: `%A_%a`.
 
     Example:
          #!/bin/bash
@@ -96,23 +66,20 @@ def overwritten(script: Script) -> Iterator[Hit]:
          python train.py --seed "$SLURM_ARRAY_TASK_ID"
     """
     mode, given = script.directives.last("open-mode"), script.directives.last("array")
-    array = given is not None and not re.fullmatch(r"\d+(?:-\d+)?%1|\d+", given.value)
+    appends = mode is not None and mode.value.startswith("a")
+    if given is None or re.fullmatch(r"\d+(?:-\d+)?%1|\d+", given.value) or appends:
+        return
     for option in ("output", "error"):
         item = script.directives.last(option)
         if item is None or not item.value or item.value.startswith("/dev/") or "$" in item.value:
             continue
-        patterns = set(re.findall(r"%\d*([A-Za-z])", item.value))
-        appends = mode is not None and mode.value.startswith("a")
-        if appends or patterns & ({"a", "j"} if array else {"j", "J", "A"}):
+        if {"a", "j"} & set(re.findall(r"%\d*([A-Za-z])", item.value)):
             continue
         stem, dot, end = item.value.rpartition(".")
         stem, dot, end = (stem, dot, end) if stem and "/" not in end else (item.value, "", "")
-        wanted = "%A_%a" if array and "%A" not in stem else "%a" if array else "%j"
+        wanted = "%a" if "%A" in stem else "%A_%a"
         yield Hit(
             at=Place(script.path, item.line),
-            what="All tasks of the job array write to this file."
-            if array
-            else "The next job overwrites this file, even while this job is still writing it.",
+            what="All tasks of the job array write to this file.",
             fix=f"#SBATCH --{option}={stem}-{wanted}{dot}{end}",
-            severity=None if array else ADVICE,  # some want one file of a known name
         )

@@ -9,12 +9,6 @@ from echelon.lint.rendezvous import FREE_PORT, ports
 from echelon.lint.rule import ADVICE, WARNING, Hit, rule
 from echelon.lint.script import Script
 
-_FIRST_FREE, _LAST, _LARGEST_RANDOM = 1024, 65535, 32767
-_SUM = pattern(
-    r"\$\(\(\s*(\d{1,9})\s*\+\s*\(?\s*\$?\{?([A-Za-z_]\w*)\}?\s*%\s*(\d{1,9})\s*\)?\s*\)\)"
-)
-"""A port such as $((20000 + SLURM_JOB_ID % 10000)): base, variable, modulus."""
-_RANDOM = pattern(r"\$\{?RANDOM\}?|\$\(\(\s*\$?\{?RANDOM\}?\s*(?:%\s*\d+\s*)?\)\)")
 _HOSTS_ONLY = pattern(r"\$\{?(?:HOSTNAME|SLURMD_NODENAME|MASTER_ADDR|head_node_ip)\}?")
 _FEW_GPUS = 3
 
@@ -48,8 +42,9 @@ def port(script: Script) -> Iterator[Hit]:
             )
             what += "with 'address already in use'."
             yield Hit(at=one, what=what, fix=FREE_PORT, severity=shares)
-        elif problem := _problem(script, one):
-            yield Hit(at=one, what=problem, fix=FREE_PORT)
+        elif _each_task_chooses(script, one):
+            what = "Each task chooses its own port, so the ranks never connect."
+            yield Hit(at=one, what=what, fix=f"{FREE_PORT}  # before srun")
     if not script.is_exclusive and script.is_job:
         yield from _default_ports(script, shares is WARNING)
 
@@ -66,29 +61,14 @@ def _literal(value: Word) -> str:
     return match[1] if match and not re.search(r"localhost:0|\$\{\w+:", value.text) else ""
 
 
-def _problem(script: Script, port: Assignment) -> str:
-    """Return why a port is unsuitable; empty if it is not."""
-    line, names = script.line_at(port), port.value.names
-    found = _SUM.search(line)
-    own = "RANDOM" in names or any(
-        command.name in ("shuf", "jot") or "getsockname" in command.text
-        for command in port.value.commands
-    )
-    several = (one.launch for one in script.started if one.launch.srun is not None)
-    if port.where is Where.TASK:
-        shared = own and any(launch.amounts.several_tasks for launch in several)
-        return "Each task chooses its own port, so the ranks never connect." if shared else ""
-    if found:
-        largest = int(found[3]) - 1
-        largest = min(largest, _LARGEST_RANDOM) if found[2] == "RANDOM" else largest
-        low, high = int(found[1]), int(found[1]) + largest
-    else:
-        low, high = (0 if _RANDOM.fullmatch(port.value.text.strip()) else _FIRST_FREE), _LAST
-    if low < _FIRST_FREE:
-        return f"The port can be as low as {low}. Only root may use ports below {_FIRST_FREE}."
-    if high > _LAST:
-        return f"The port can be as high as {high}, but the highest is {_LAST}."
-    return ""
+def _each_task_chooses(script: Script, port: Assignment) -> bool:
+    """Tell whether each task chooses a random port of its own."""
+    makers = port.value.commands
+    random = "RANDOM" in port.value.names or any(c.name in ("shuf", "jot") for c in makers)
+    random = random or any("getsockname" in command.text for command in makers)
+    launches = (one.launch for one in script.started if one.launch.srun is not None)
+    several = any(launch.amounts.several_tasks for launch in launches)
+    return port.where is Where.TASK and random and several
 
 
 def _default_ports(script: Script, shares: bool) -> Iterator[Hit]:

@@ -2,18 +2,16 @@
 
 import difflib
 from collections.abc import Iterator
-from itertools import zip_longest
 
 from echelon.lint.bash import Word
 from echelon.lint.files import beside
 from echelon.lint.launches import Launch
-from echelon.lint.parser import Option, Parser, read_parser
+from echelon.lint.parser import Parser, read_parser
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import WARNING, Hit, rule
 from echelon.lint.script import Script, Started
 
 _OPTION = pattern(r"--?[A-Za-z][\w-]*")
-_PLACEHOLDER = pattern(r"__|[<>{}@%$\[\]]")
 _ALIKE = 0.85
 
 
@@ -21,8 +19,9 @@ _ALIKE = 0.85
 def refused(script: Script) -> Iterator[Hit]:
     """Argument that the script does not accept.
 
-    argparse exits if an argument is unknown or missing, or if its value is wrong. Lint compares the
-    command with the parser of the script, if it can read it.
+    argparse exits if an argument is unknown or missing. Lint compares the command with the parser
+    of the script, if it can read it. torch.distributed.launch adds
+    `--local-rank`.
 
     Example:
          #!/bin/bash
@@ -39,7 +38,7 @@ def refused(script: Script) -> Iterator[Hit]:
         parser = read_parser(one.python) if one.python else None
         if parser is None or one.launch.elsewhere or not _is_only(script, one):
             continue
-        for word, what, fix in _refused(one.launch, parser):
+        for word, what, fix in (*_refused(one.launch, parser), *_local_rank(one.launch, parser)):
             yield Hit(
                 at=one.launch.place_of(word, script.path),
                 what=f"{one.python.path if one.python else ''} {what}",
@@ -57,8 +56,8 @@ def _is_only(script: Script, one: Started) -> bool:
 def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
     """Yield the words that the parser refuses, why, and what to do."""
     given, unknown, words = set[str](), list[Word](), list(launch.arguments)
-    for word, after in zip_longest(words, words[1:]):
-        name, equals, value = word.text.partition("=")
+    for word in words:
+        name = word.text.partition("=")[0]
         if word.text == "--":
             return
         if not _OPTION.fullmatch(name):
@@ -66,8 +65,6 @@ def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str,
         found = parser.find(name)
         given |= {other for option in found for other in option.names}
         unknown += [] if found or not name.startswith("--") else [word]
-        if len(found) == 1 and name in found[0].names:
-            yield from _bad_value(word, found[0], value if equals else None, after)
     if unknown:
         names = [word.text.partition("=")[0] for word in unknown]
         near = _similar(names[0], parser)
@@ -82,26 +79,16 @@ def _refused(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str,
         yield None, f"requires {shown}, which the command does not give.", f"{missing[0]} …"
 
 
+def _local_rank(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, str, str]]:
+    """Yield the option that torch.distributed.launch adds, if the parser does not define it."""
+    launcher = launch.launcher
+    adds = launcher is not None and launcher.kind == "launch" and "use-env" not in launcher.options
+    if adds and not parser.find("--local-rank"):
+        what = "does not define `--local-rank`, which torch.distributed.launch adds since PyTorch 2"
+        yield None, f"{what}: 'unrecognized arguments'.", "torchrun …  # and read LOCAL_RANK"
+
+
 def _similar(option: str, parser: Parser) -> str:
     """Return the option of a parser that differs least; empty if none is similar."""
     names = [name for known in parser.options for name in known.names]
     return "".join(difflib.get_close_matches(option, names, 1, _ALIKE))
-
-
-def _bad_value(
-    word: Word, option: Option, value: str | None, after: Word | None
-) -> Iterator[tuple[Word, str, str]]:
-    """Yield an option whose value is missing or not accepted."""
-    name = option.names[-1]
-    if option.flag and value is not None:
-        yield word, f"takes no value for `{name}`: 'ignored explicit argument'.", name
-    if not option.takes_value:
-        return
-    if value is None:
-        if after is None or after.text.startswith("--"):
-            yield word, f"needs a value for `{name}`: 'expected one argument'.", f"{name} …"
-            return
-        value = after.text if after.known else ""
-    if value and word.known and not _PLACEHOLDER.search(value) and not option.accepts(value):
-        fix = f"one of {', '.join(option.choices)}" if option.choices else "a number"
-        yield word, f"does not accept '{value}' for `{name}`.", f"{name} with {fix}"

@@ -17,7 +17,6 @@ from echelon.lint.rule import ERROR, WARNING, Hit, rule
 from echelon.lint.script import Script
 
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])|-[A-Za-z](=)")
-_ONE_DASH = pattern(r"(?<=\s)(-)(\w[\w-]+)(?=[\s=]|$)")
 _UNIT = pattern(r"(?i)(\d+)\s?([KMGT])(?:o|i?B)")
 _FREE = frozenset({"job-name", "output", "error", "comment", "account", "qos", "wckey", "input"})
 """Options that accept a value with an equals sign in front."""
@@ -104,13 +103,11 @@ def _edits(line: str, item: Directive) -> tuple[Edit, ...]:
 
 
 def _repair(number: int, line: str) -> tuple[Edit, ...]:
-    """Return the edits that remove blanks around `=` and add dashes, if it is then valid."""
+    """Return the edits that remove blanks around `=`, if the line is then valid."""
     edits = [
         replace_group(number, match, "=" if match[1] else " ", 1 if match[1] else 2)
         for match in _BLANKS.finditer(line)
     ]
-    dashes = (m for m in _ONE_DASH.finditer(line) if m[2].partition("=")[0] in SBATCH.known)
-    edits += [replace_group(number, match, "--", 1) for match in dashes]
     repaired = apply_edits(line, (replace(e, line=1, end_line=1) for e in edits))
     try:
         parse_sbatch(split_directive(repaired.partition("#SBATCH")[2], number))

@@ -12,6 +12,12 @@ _TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)(?:@\d+)?")
 """A signal that Slurm sends to the job script, not to its steps."""
 _IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
 """Signals that do not end a process."""
+_HANDLER = """\
+… &  # the training
+pid=$!
+trap 'kill -s {name} $pid' {name}  # passes the signal on
+wait $pid  # ends at the signal
+wait $pid  # waits until the training has handled it"""
 
 
 @rule("E509", WARNING)
@@ -42,7 +48,7 @@ def late_handler(script: Script) -> Iterator[Hit]:
             at=Place(script.path, signal.line),
             what=f"Slurm sends {sent[1]} to the job script, which has no handler. The signal ends "
             "the script, and with it the job, before the time limit.",
-            fix=f"… & pid=$!; trap 'kill -s {sent[1]} $pid' {sent[1]}; wait $pid || wait $pid",
+            fix=_HANDLER.format(name=sent[1]),
         )
     launched = {id(one.launch.command) for one in script.started}
     run = [c for c in plain if id(c) in launched and traps and c.line > traps[0].line]
