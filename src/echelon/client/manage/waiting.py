@@ -15,7 +15,7 @@ from echelon.core.jobs import LOCAL, Job, describe_job, is_job_id
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import CLOCK, Clock, patient, wait_for, wait_until
-from echelon.errors import EchelonError, NotFoundError, UnavailableError
+from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, claiming_next, outcome
 from echelon.run.background_writer import AWAY
 from echelon.run.directory import RunDir
@@ -47,7 +47,8 @@ class Outage:
 
     def pause_s(self, error: EchelonError | OSError) -> float:
         """Return how long to wait before the next query; raise an error of another kind."""
-        passes = isinstance(error, UnavailableError)
+        missing = isinstance(error, MissingProgramError)  # such as scontrol: it will stay so
+        passes = isinstance(error, UnavailableError) and not missing
         if not passes and not (isinstance(error, OSError) and error.errno in AWAY):
             raise error
         if not self._noted:
