@@ -1,12 +1,14 @@
 """The options of sbatch whose values have a form: one table, tried with sbatch itself."""
 
+import difflib
 from collections.abc import Callable
 
+from echelon.clusters.slurm.options import SBATCH
 from echelon.core.frozen import frozen
 from echelon.core.units import parse_memory
 from echelon.errors import UsageError
 from echelon.lint.patterns import pattern
-from echelon.lint.request import is_slurm_time
+from echelon.lint.request import Directive, is_slurm_time
 
 _EVENT = pattern(
     r"(?i)NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_[985]0)?|"
@@ -122,3 +124,39 @@ NEVER_EMPTY = frozenset(
     }
 )
 """Options whose empty value sbatch 22.05 rejects; it ignores other empty options."""
+
+
+# --- directives ---
+
+UNIT = pattern(r"(?i)(\d+)\s?([KMGT])(?:o|i?B)")
+_FREE = frozenset({"job-name", "output", "error", "comment", "account", "qos", "wckey", "input"})
+"""Options that accept a value with an equals sign in front."""
+
+
+def problem_of(item: Directive, line: str) -> tuple[str, str] | None:
+    """Return what is wrong with a directive, and a valid one; None if it may be valid."""
+    option, value = item.option, item.value
+    form = FORMS.get(option)
+    if option not in SBATCH.known:
+        near = nearest_option(option)
+        right = f"--{near}={value}" if value else f"--{near}"
+        return (f"sbatch has no option `--{option}`", right) if near else None
+    if not value:
+        missing = option in NEVER_EMPTY if "=" in line else option in SBATCH.valued
+        return ("The option has no value", f"--{option}=…") if missing else None
+    if value.startswith("=") and option not in _FREE:
+        return f"The equals sign is part of the value '{value}'", f"--{option}={value[1:]}"
+    if option in SBATCH.switches:
+        return "The option takes no value", f"--{option}"
+    if form is None or form.fits(value):
+        return None
+    example = f"--{option}" if option in SBATCH.optional else f"--{option}={form.example}"
+    if unit := UNIT.fullmatch(value):
+        example = f"--{option}={unit[1]}{unit[2].upper()}"
+    return f"'{value}' is not a valid value of `--{option}` ({form.words})", example
+
+
+def nearest_option(name: str) -> str:
+    dashed = name.replace("_", "-").lower()
+    found = difflib.get_close_matches(dashed, sorted(SBATCH.known), n=1, cutoff=0.8)
+    return dashed if dashed in SBATCH.known else found[0] if found else ""

@@ -271,11 +271,8 @@ class _Reader:
 
     def _walk_declaration(self, node: Node, context: _Context) -> None:
         kind = node.children[0].type
-        flags = "".join(
-            self._source.text(child)
-            for child in node.children
-            if self._source.text(child).startswith("-")
-        )
+        texts = map(self._source.text, node.children)
+        flags = "".join(text for text in texts if text.startswith("-"))
         exports = kind == "export" and "f" not in flags and "n" not in flags
         exports = exports or (kind in ("declare", "typeset") and "x" in flags)
         for child in node.named_children:
@@ -315,8 +312,7 @@ class _Reader:
             return
         self._suspect = self._suspect or self._tree.spans_lines(node)
         words = options + [w for child in name.children for w in self._words.word(child)]
-        words += self._arguments(node)
-        if words:
+        if words := words + self._arguments(node):
             line = options[0].line if options else self._line(name)
             self._add(words, own, line, context, node.start_byte)
 

@@ -16,7 +16,7 @@ from echelon.lint.syntax_tree import parse_bash
 
 _HANDLES = pattern(r"\b(?:exit|return|break|continue|kill|scancel|false)\b|\$\?|=")
 """Text after `||` that does something about a failure."""
-_PRINTS = frozenset({"echo", "printf"})
+_PRINTS = ("echo", "printf")
 _READS_STATUS = pattern(r"\$\?|\bPIPESTATUS\b")
 _EXITS_WITH_VARIABLE = pattern(r"\b(?:exit|return)\s+[\"']?\$|\bscancel\b|^\s*exec\s")
 _STRICT_SHELL = pattern(r"sh\s+(?:-\w+\s+){0,3}-(?:\w*e\w*\b|o\s+(?:errexit|pipefail))")
@@ -32,7 +32,6 @@ pids+=($!)  # after each &
 for pid in "${pids[@]}"; do wait "$pid" || exit 1; done  # instead of wait"""
 _MOST = 100
 """Maximum number of commands to follow in a script."""
-_WHERE = "before the first command, or handle the failure"
 _DEEPEST = 3
 """Maximum number of functions and waits to follow."""
 
@@ -138,14 +137,12 @@ class _Flow:
         """Return what `|| other` does to the status."""
         text = self._source.text(other)
         first = text.split()[0]
-        if _HANDLES.search(text) or first not in _PRINTS | {"true", ":"}:
+        if _HANDLES.search(text) or first not in (*_PRINTS, "true", ":"):
             return _KEPT
-        if self._options.has("errexit", start):  # then it is meant so
-            return replace(
-                _completed(f"`{first}` succeeds", f"remove `|| {first}`"), severity=ADVICE
-            )
-        fix = f"remove `|| {first}`, and {self._fix(start)}"
-        return _completed(f"`{first}` succeeds", fix)
+        meant = self._options.has("errexit", start)
+        fix = f"remove `|| {first}`" if meant else f"remove `|| {first}`, and {self._fix(start)}"
+        loss = _completed(f"`{first}` succeeds", fix)
+        return replace(loss, severity=ADVICE) if meant else loss
 
     def _before(self, node: Node, parent: Node, *, stops: bool) -> _Loss | None:
         """Return what the statements after a statement do to its status."""
@@ -181,8 +178,8 @@ class _Flow:
             return _completed(f"`wait` (line {waits[-1].line}) returns 0", _WAIT)
         if after[1:] or re.search(r"\b(?:wait|sleep|tail|while|until)\b", self._shell.text):
             return _KEPT
-        what = "The job ends when its script ends, and Slurm then kills this command: nothing waits"
-        return _Loss(what=f"{what} for it.", severity=ERROR, fix=_WAIT)
+        what = "Nothing waits for this command, and Slurm kills it when the script ends."
+        return _Loss(what=what, severity=ERROR, fix=_WAIT)
 
     def _follow_first(self, name: str, start: int, depth: int) -> _Loss:
         """Return how the status of the first command with a name is lost."""
@@ -192,7 +189,8 @@ class _Flow:
     def _fix(self, at: int) -> str:
         missing = "" if self._options.has("errexit", at) else " -e"
         missing += "" if self._options.has("pipefail", at) else " -o pipefail"
-        return f"set{missing}  # {_WHERE}" if missing else "… || exit 1  # behind this command"
+        before = "# before the first command, or handle the failure"
+        return f"set{missing}  {before}" if missing else "… || exit 1  # behind this command"
 
     def _line(self, node: Node) -> int:
         first = self._shell.commands[0]
@@ -200,7 +198,5 @@ class _Flow:
 
 
 def _is_condition(node: Node, parent: Node) -> bool:
-    if parent.type == "negated_command":
-        return True
     tests = parent.type in ("if_statement", "elif_clause", "while_statement")
-    return tests and node == parent.named_children[0]
+    return parent.type == "negated_command" or (tests and node == parent.named_children[0])

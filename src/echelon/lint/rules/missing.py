@@ -54,50 +54,49 @@ def missing(script: Script) -> Iterator[Hit]:
         return
     if any(c.name in _BRINGS_FILES for c in script.commands) or _leaves(script, repository):
         return
-    wanted = {path: (at, reader) for at, reader, path in reversed(list(_wanted(script)))}
+    wanted = {path: at for at, path in reversed(list(_wanted(script)))}
     lacking = (p for p in wanted if not placeholder_in(p) and repository.lacks(p))
     for path in islice(lacking, _MOST):
         if re.search(rf">\s*\S*{re.escape(path.rpartition('/')[2])}", script.code):
             continue  # the script writes it
-        at, reader = wanted[path]
         yield Hit(
-            at=at,
-            what=f"No path in this repository ends with {path}. {reader} fails unless another "
+            at=wanted[path],
+            what=f"No path in this repository ends with {path}. The command fails unless another "
             "program creates it.",
             fix="correct the path",
             severity=WARNING,
         )
 
 
-def _wanted(script: Script) -> Iterator[tuple[Place, str, str]]:
-    """Yield the relative paths that commands read, where they are, and the name of the program."""
+def _wanted(script: Script) -> Iterator[tuple[Place, str]]:
+    """Yield the relative paths that commands read, and where they are."""
     for one in script.started:
         launch, program = one.launch, one.launch.program
         if launch.elsewhere or program is None:
             continue
         known = one.python is None and program.known and not launch.module
         if known and _PROGRAM.fullmatch(program.text):
-            yield launch.place_of(program, script.path), "Python", program.text
+            yield launch.place_of(program, script.path), program.text
         for option, word in pairwise((program, *launch.arguments)):
             name, equals, value = word.text.partition("=")
             name, value = (name, value) if equals else (option.text, word.text)
             read = name.startswith("-") and not _OUTPUT.search(name)
             if one.python and read and word.known and _CONFIG.fullmatch(value):
-                yield launch.place_of(word, script.path), "The program", value
+                yield launch.place_of(word, script.path), value
     for command in script.batch.commands if script.batch else ():
         if command.name in ("source", ".", "bash", "sh") and len(command.words) > 1:
             word = command.words[1]
             if word.known and _PROGRAM.fullmatch(word.text) and command.always_runs:
-                yield Place(command.path, command.line), "Bash", word.text
+                yield Place(command.path, command.line), word.text
 
 
 def _leaves(script: Script, repository: Repository) -> bool:
     """Tell whether the job changes to a directory that may be outside the repository."""
     for command in (c for c in script.commands if c.name == "cd"):
         path = command.arguments[0].text if command.arguments else "~"
-        parts = path.rstrip("/").split("/")
-        inside = path[0] not in "/~$-" and not repository.lacks(path)
-        if not inside and not _HOME.match(path) and parts[-1] != repository.name:
+        inside = not path.startswith(("/", "~", "$", "-")) and not repository.lacks(path)
+        named = path.rstrip("/").rpartition("/")[2] == repository.name
+        if not inside and not named and not _HOME.match(path):
             return True
     return False
 
@@ -119,5 +118,5 @@ def _absolute_below(script: Script) -> Iterator[Hit]:
     for command in script.commands:
         path = command.arguments[0].text if command.name == "cd" and command.arguments else ""
         if found := _BELOW.match(path):
-            what = f"`${found[1]}` is an absolute path, so {path} is a directory below this one."
+            what = f"`${found[1]}` is an absolute path, so {path} does not exist."
             yield Hit(at=command, what=what, fix=f"cd ${found[1]}/..")

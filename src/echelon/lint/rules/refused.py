@@ -83,8 +83,8 @@ def _local_rank(launch: Launch, parser: Parser) -> Iterator[tuple[Word | None, s
     """Yield the option that torch.distributed.launch adds, if the parser does not define it."""
     launcher = launch.launcher
     adds = launcher is not None and launcher.kind == "launch" and "use-env" not in launcher.options
-    if adds and not parser.find("--local-rank"):
-        what = "does not define `--local-rank`, which torch.distributed.launch adds since PyTorch 2"
+    if adds and not any(map(parser.find, ("--local-rank", "--local_rank"))):
+        what = "does not define `--local-rank`, which torch.distributed.launch adds"
         yield None, f"{what}: 'unrecognized arguments'.", "torchrun …  # and read LOCAL_RANK"
 
 

@@ -1,6 +1,5 @@
 """E104: directives that sbatch rejects."""
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +8,7 @@ from echelon.clusters.slurm.options import SBATCH, parse_sbatch, split_directive
 from echelon.errors import UsageError
 from echelon.lint.edits import Edit, apply_edits, replace_group
 from echelon.lint.files import Place
-from echelon.lint.forms import FORMS, NEVER_EMPTY
+from echelon.lint.forms import UNIT, nearest_option, problem_of
 from echelon.lint.patterns import pattern
 from echelon.lint.placeholders import is_placeholder, placeholder_in
 from echelon.lint.request import Directive
@@ -17,9 +16,6 @@ from echelon.lint.rule import ERROR, WARNING, Hit, rule
 from echelon.lint.script import Script
 
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])|-[A-Za-z](=)")
-_UNIT = pattern(r"(?i)(\d+)\s?([KMGT])(?:o|i?B)")
-_FREE = frozenset({"job-name", "output", "error", "comment", "account", "qos", "wckey", "input"})
-"""Options that accept a value with an equals sign in front."""
 
 
 @rule("E104", ERROR)
@@ -50,7 +46,7 @@ def rejected(script: Script) -> Iterator[Hit]:
             continue
         # Letters in the place of a number may be a form that a program fills in.
         letters = item.option == "array" and re.search(r"[A-Za-z]", item.value)
-        if problem := _problem(item, script.lines[item.line - 1]):
+        if problem := problem_of(item, script.lines[item.line - 1]):
             what, right = problem
             yield Hit(
                 at=Place(script.path, item.line),
@@ -61,42 +57,13 @@ def rejected(script: Script) -> Iterator[Hit]:
             )
 
 
-def _problem(item: Directive, line: str) -> tuple[str, str] | None:
-    """Return what is wrong with a directive, and a valid one; None if it may be valid."""
-    option, value = item.option, item.value
-    form = FORMS.get(option)
-    if option not in SBATCH.known:
-        near = _nearest(option)
-        right = f"--{near}={value}" if value else f"--{near}"
-        return (f"sbatch has no option `--{option}`", right) if near else None
-    if not value:
-        missing = option in NEVER_EMPTY if "=" in line else option in SBATCH.valued
-        return ("The option has no value", f"--{option}=…") if missing else None
-    if value.startswith("=") and option not in _FREE:
-        return f"The equals sign is part of the value '{value}'", f"--{option}={value[1:]}"
-    if option in SBATCH.switches:
-        return "The option takes no value", f"--{option}"
-    if form is None or form.fits(value):
-        return None
-    example = f"--{option}" if option in SBATCH.optional else f"--{option}={form.example}"
-    if unit := _UNIT.fullmatch(value):
-        example = f"--{option}={unit[1]}{unit[2].upper()}"
-    return f"'{value}' is not a valid value of `--{option}` ({form.words})", example
-
-
-def _nearest(name: str) -> str:
-    dashed = name.replace("_", "-").lower()
-    found = difflib.get_close_matches(dashed, sorted(SBATCH.known), n=1, cutoff=0.8)
-    return dashed if dashed in SBATCH.known else found[0] if found else ""
-
-
 def _edits(line: str, item: Directive) -> tuple[Edit, ...]:
     """Return the certain fix of a name, a unit or an equals sign, if the line has it once."""
     number = item.line
     name = rf"--({re.escape(item.option)})(?![\w-])"
     if item.option not in SBATCH.known and len(found := list(re.finditer(name, line))) == 1:
-        return (replace_group(number, found[0], _nearest(item.option), 1),)
-    if unit := _UNIT.fullmatch(item.value):
+        return (replace_group(number, found[0], nearest_option(item.option), 1),)
+    if unit := UNIT.fullmatch(item.value):
         found = list(re.finditer(rf"(?<=[=\s]){re.escape(item.value)}", line))
         return tuple(replace_group(number, f, f"{unit[1]}{unit[2]}") for f in found[:1])
     return _repair(number, line) if item.value.startswith("=") else ()
