@@ -59,7 +59,7 @@ def find_code(run: RunDir) -> Code:
     if code is None:
         raise NotFoundError(
             f"the run '{run.run_id}' has no copy of its code: it executes the project itself",
-            hint="`echelon submit` takes a copy, and `echelon run --snapshot`",
+            hint="copy the code at the start of a run: echelon submit, or echelon run --snapshot",
         )
     return code
 

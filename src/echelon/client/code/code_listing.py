@@ -365,7 +365,7 @@ def read_ignores(root: Path) -> list[re.Pattern[str]]:
         return []
     if wrong := next((line for line in lines if line.startswith("!")), ""):
         raise UsageError(
-            f"{root / IGNORE} has the line '{wrong}', but nothing can be included again there",
+            f"{root / IGNORE} has the line '{wrong}', but it does not support '!'",
             hint="remove the line, and make the one before it more specific",
         )
     return [parse_ignore(line) for line in lines if line.strip() and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""The record of what was sent to a workdir: `.echelon/mirror.json` beside the code on a login host.
+"""The record of the project in a workdir on a login host: `.echelon/mirror.json` beside the code.
 
 `client/remote/workdir.py` writes the record. A submission on the host reads from it which files are
 the code, and the commit of the code. A cloned repository may contain such a record too, so only
@@ -25,7 +25,6 @@ from echelon.errors import EchelonError, UnavailableError
 RECORD = f"{OWN_FOLDER}/mirror.json"
 FOLDER = "folder"
 """The identity of a folder."""
-_SPECIAL = "special file"
 
 
 @frozen
@@ -126,7 +125,7 @@ def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
     if stat.S_ISDIR(status.st_mode):
         return Found(identity=FOLDER, in_the_way=tuple(tree.list_below(path)))
     if not stat.S_ISREG(status.st_mode):
-        return Found(identity=_SPECIAL, stamp=stamp)
+        return Found(identity="special file", stamp=stamp)
     if stamp == record.stamps.get(path):
         digest = record.project.files[path].digest
     else:

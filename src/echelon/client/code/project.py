@@ -59,7 +59,7 @@ class Project:
     """The machine from which the project was sent, and its directory there: `HOST:PATH`."""
 
     def identities(self) -> dict[str, str]:
-        """Return what is at each path: a file's digest, or `LINK` and the target of a link."""
+        """Return by path the digest of a file, or `LINK` and the target of a link."""
         files = {path: file.digest for path, file in self.files.items()}
         return files | {path: f"{LINK}{target}" for path, target in self.links.items()}
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from echelon.client.code.code_entries import examine, place_link, read_settled
-from echelon.client.code.code_listing import IGNORE, find_root, list_project, read_commit
-from echelon.client.code.project import MOST_BYTES, MOST_FILES
+from echelon.client.code.code_listing import IGNORE, Listing, find_root, list_project, read_commit
+from echelon.client.code.project import MOST_BYTES, MOST_FILES, Commit
 from echelon.core.atomic_file import write_atomic
 from echelon.core.files import Entry
 from echelon.core.frozen import frozen
@@ -75,21 +75,21 @@ def take_snapshot(
         )
     runs = run.path.parent.resolve()
     root, kind = find_root(folder, script, shell)
-    if spec.snapshot is False:  # the added files alone
-        manifest = copy_code(root, (), (), run.code, earlier=None, added=added or {})
-        return Code(root=str(root), digest=store_manifest(run, manifest))
-    listing = list_project(root, shell, kind=kind, runs=runs)
-    entries = list(examine(root, listing))
-    check_size(root, entries, links=len(listing.beside))
-    commit = read_commit(root, shell, kind=kind, runs=runs)
-    earlier = find_earlier(run, root)
+    listing, commit = Listing(code=(), beside=()), Commit()
+    entries: list[Entry] = []
+    earlier: Earlier | None = None
+    if spec.snapshot is not False:  # otherwise, only the added files are copied
+        listing = list_project(root, shell, kind=kind, runs=runs)
+        entries = list(examine(root, listing))
+        check_size(root, entries, links=len(listing.beside))
+        commit = read_commit(root, shell, kind=kind, runs=runs)
+        earlier = find_earlier(run, root)
     manifest = copy_code(
         root, entries, listing.beside, run.code, earlier=earlier, added=added or {}
     )
-    digest = store_manifest(run, manifest)
     return Code(
         root=str(root),
-        digest=digest,
+        digest=store_manifest(run, manifest),
         commit=commit.commit,
         branch=commit.branch,
         dirty=commit.dirty,
@@ -135,7 +135,7 @@ def check_size(
     shown = ", ".join(f"{name} ({size})" for name, size in largest)
     how = "and copy it to the cluster" if remote else "which jobs still find"
     exclude = f"exclude data, {how}: echo '/{largest[0][0]}' >> '{root}/{IGNORE}'"
-    move = "your home directory is no project: move the script into a directory of its own"
+    move = "a home directory cannot be a project: move the script into a directory of its own"
     raise UsageError(
         f"the project {root} has {about}. The largest: {shown}",
         hint=(move if root == Path.home() else exclude)

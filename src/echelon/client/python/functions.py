@@ -66,7 +66,7 @@ def pack_function(
     content = pickle.dumps(parts)
     if len(content) > MOST_BYTES:
         raise UsageError(
-            f"{name} and its arguments are {len(content):,} bytes; at most {MOST_BYTES:,} go along",
+            f"{name} and its arguments are {len(content):,} bytes; the limit is {MOST_BYTES:,}",
             hint="pass the path of a file instead of its data",
         )
     about = {

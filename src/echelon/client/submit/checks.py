@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.client.submit.environments import name_python
 from echelon.client.submit.parameters import split_array
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
@@ -80,7 +81,7 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
         return []
     if spec.venv and not spec.python and _check_venv(folder / spec.venv):
         return []  # check_files reports it
-    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    python = name_python(spec, folder)
     needs_torch = b"torch" in script.read_bytes()
     if shell.which(str(folder / python) if "/" in python else python) is None:
         problem = f"Python not found: '{python}'"

@@ -115,13 +115,13 @@ def _ends_search(place: Path, home: str) -> bool:
 
 def _find_objection(path: Path) -> str:
     """Return why an existing file is not trusted; empty if it is, or has no table for us."""
-    if not os.path.lexists(path) or not (why := _find_stranger(path)):
+    if not os.path.lexists(path) or not (why := _explain_distrust(path)):
         return ""
     # Most files named pyproject.toml have no table for us, so there is nothing to warn about.
     return why if path.name != PYPROJECT or _has_header(path) else ""
 
 
-def _find_stranger(path: Path) -> str:
+def _explain_distrust(path: Path) -> str:
     """Return why another user may have written a file; empty if only this user could."""
     if any((folder / FETCHED).exists() for folder in path.parents):
         return "it was fetched from another host"
@@ -162,7 +162,7 @@ def _quote(path: Path) -> str:
 
 def _read_trusted(path: Path) -> Mapping[str, Any] | None:
     """Return a file's values; None if it has no table for us, or is not trusted."""
-    return _read_values(path) if path.is_file() and not _find_stranger(path) else None
+    return _read_values(path) if path.is_file() and not _explain_distrust(path) else None
 
 
 def _read_named(path: Path) -> Layer:

@@ -10,7 +10,11 @@ from echelon.run.request import Environment
 from echelon.spec.job_spec import JobSpec
 
 _LOOK = "import sys; print(sys.prefix)"
-_LOOK_S = 60.0
+
+
+def name_python(spec: JobSpec, folder: Path) -> str:
+    """Return the ranks' Python, if neither conda, modules nor a prologue choose another. Pure."""
+    return spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
 
 
 def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment | None:
@@ -25,11 +29,11 @@ def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment |
     """
     if not spec.stage or spec.image or spec.conda or spec.modules or spec.prologue:
         return None
-    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    python = name_python(spec, folder)
     try:
         prefix = sys.prefix
         if python != sys.executable:
-            prefix = shell.run([python, "-c", _LOOK], timeout_s=_LOOK_S).check().stdout.strip()
+            prefix = shell.run([python, "-c", _LOOK], timeout_s=60).check().stdout.strip()
         if prefix in SYSTEM:
             return None
         return Environment(prefix=prefix, digest=describe_folder(Path(prefix)).digest)

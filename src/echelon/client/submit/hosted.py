@@ -22,7 +22,7 @@ from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
-from echelon.core.slurm import mark_tasks
+from echelon.core.slurm import Slurm, mark_tasks
 from echelon.errors import UnavailableError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
@@ -105,8 +105,6 @@ def _is_queued(sweep: SweepDir, cluster: Any) -> bool:
 
 def find_submitted(path: Path) -> dict[str, str] | None:
     """Return a run that an earlier call has submitted; remove one that was never submitted."""
-    from echelon.core.slurm import Slurm  # noqa: PLC0415
-
     if not path.exists():
         return None
     run = RunDir.open(path)

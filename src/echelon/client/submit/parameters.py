@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,9 +38,7 @@ def read_parameters(grids: Sequence[str], file: Path | None) -> list[dict[str, s
         raise UsageError(
             "a sweep needs parameters", hint="echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}"
         )
-    count = len(rows)
-    for _, values in parsed:
-        count *= len(values)
+    count = len(rows) * math.prod(len(values) for _, values in parsed)
     if count > MOST_TASKS:
         raise UsageError(
             f"the sweep would have {count:,} tasks, more than {MOST_TASKS:,}",

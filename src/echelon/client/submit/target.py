@@ -108,6 +108,7 @@ def choose_python(spec: "JobSpec", environ: Mapping[str, str], *, inherits: bool
 
 
 def ray_cluster(address: str, runs: Path, *, glance: bool = False, given: bool = True) -> "Cluster":
+    """Return the Ray cluster at an address."""
     from echelon.clusters.ray.cluster import RayCluster  # noqa: PLC0415
 
     return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance, given=given)
