@@ -1,1 +1,1 @@
-"""Which files a run's code is, their copy and their differences."""
+"""The files of a run's code, their copy and their differences."""

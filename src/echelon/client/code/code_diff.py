@@ -15,13 +15,14 @@ from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
 from echelon.core.tree import Tree
 from echelon.errors import NotFoundError
-from echelon.run.code import Code, CodeManifest, CopiedFile, read_manifest
+from echelon.run.code import Code, CopiedFile, read_manifest
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code
 
 _MOST_BYTES = 2**20
 """Size of the longest file whose lines are compared."""
 _LINK = "link to "
+"""What a link's identity begins with."""
 
 
 @frozen
@@ -31,16 +32,16 @@ class Side:
     name: str
     folder: Path
     files: Mapping[str, str]
-    """By path, what identifies a file's content: its digest, or a link's target."""
+    """By path, the digest of a file, or `_LINK` and the target of a link."""
 
     def read(self, path: str) -> tuple[bytes, int]:
-        """Return the beginning of a file, and its size; nothing if it is not there."""
+        """Return the beginning of a file, and its size; empty and 0 if the file does not exist."""
         identity = self.files.get(path)
         if identity is None:
             return b"", 0
         if identity.startswith(_LINK):
             return f"{identity}\n".encode(), len(identity) + 1
-        # Not by its path: a damaged copy may have a link or a pipe in the file's place.
+        # `Tree` refuses links and pipes, which a damaged copy may have in the file's place.
         try:
             with Tree(self.folder) as tree, tree.open(path) as file:
                 return file.read(_MOST_BYTES), os.fstat(file.fileno()).st_size
@@ -52,13 +53,13 @@ def find_code(run: RunDir) -> Code:
     """Return which code a run executes.
 
     Raises:
-        NotFoundError: it has no copy.
+        NotFoundError: the run has no copy of its code.
     """
     code = read_code(run)
     if code is None:
         raise NotFoundError(
             f"the run '{run.run_id}' has no copy of its code: it executes the project itself",
-            hint="`echelon submit` takes a copy, and `echelon run --snapshot`",
+            hint="copy the code at the start of a run: echelon submit, or echelon run --snapshot",
         )
     return code
 
@@ -67,26 +68,21 @@ def read_run(run: RunDir) -> Side:
     """Return the code of a run.
 
     Raises:
-        NotFoundError: it has no copy.
+        NotFoundError: the run has no copy of its code.
     """
-    code = find_code(run)
-    return Side(name=run.run_id, folder=run.code, files=_identify(read_manifest(run), code.root))
-
-
-def _identify(manifest: CodeManifest, root: str) -> dict[str, str]:
-    links = {
-        path: f"{_LINK}{target}"
-        for path, target in manifest.links.items()
-        if target != f"{root}/{path}"  # something beside the code
-    }
-    return {path: one.digest for path, one in manifest.files.items()} | links
+    code, manifest = find_code(run), read_manifest(run)
+    files = {path: file.digest for path, file in manifest.files.items()}
+    for path, target in manifest.links.items():
+        if target != f"{code.root}/{path}":  # links to files beside the code are not code
+            files[path] = f"{_LINK}{target}"
+    return Side(name=run.run_id, folder=run.code, files=files)
 
 
 def read_project(run: RunDir, shell: Shell) -> Side:
     """Return the code of a run's project as it is now.
 
     Raises:
-        NotFoundError: the run has no copy, or the project is gone.
+        NotFoundError: the run has no copy of its code, or the project does not exist any more.
     """
     code = find_code(run)
     root, own = Path(code.root), read_own_manifest(run)
@@ -100,7 +96,7 @@ def read_project(run: RunDir, shell: Shell) -> Side:
 
 
 def read_project_at(run: RunDir, root: Path, shell: Shell) -> Side:
-    """Return the code of a project as it is now, to compare it with a run of another machine.
+    """Return the code of a project as it is now, to compare it with a run from another machine.
 
     Args:
         run: the run, which may have been fetched: only its request and manifest are read.
@@ -108,21 +104,21 @@ def read_project_at(run: RunDir, root: Path, shell: Shell) -> Side:
         shell: runs git.
 
     Raises:
-        NotFoundError: the run has no copy, or there is no project.
+        NotFoundError: the run has no copy of its code, or the project does not exist.
     """
     code = find_code(run)
     if not root.is_dir():
         raise NotFoundError(f"there is no project in {root}", hint="pass its directory")
     root, runs = root.resolve(), run.path.parent.resolve()
     runs = runs if runs.is_relative_to(root) else root / "runs"
-    # The times in the manifest are those of files on the other machine.
+    # The times in the manifest come from the other machine, so all files are read.
     return _read_folder(root, Path(code.root), runs, {}, shell)
 
 
 def _read_folder(
     root: Path, origin: Path, runs: Path, known: Mapping[str, CopiedFile], shell: Shell
 ) -> Side:
-    """Return the code in a folder; links are as if it were in the folder `origin`."""
+    """Return the code in a folder, with the targets that its links have in the folder `origin`."""
     listing = list_project(root, shell, kind=find_kind(root), runs=runs)
     files = {}
     with Tree(root) as tree:
@@ -134,7 +130,7 @@ def _read_folder(
             elif copied and copied.source == entry.stamp:
                 files[entry.path] = copied.digest
             else:
-                # It may be deleted meanwhile.
+                # The file may be deleted meanwhile.
                 with (
                     contextlib.suppress(FileNotFoundError, BlockedError),
                     tree.open(entry.path) as file,

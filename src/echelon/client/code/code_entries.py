@@ -11,14 +11,14 @@ from echelon.core.tree import Tree
 from echelon.errors import UsageError
 
 _TRIES = 3
-"""How often a file is read that changes meanwhile."""
+"""How often a file that changes while it is read is read again."""
 
 
 def examine(root: Path, listing: Listing) -> Iterator[Entry]:
     """Yield the files and links of a listing that exist."""
     with Tree(root) as tree:
         for path in listing.code:
-            # Deleted meanwhile, or git still lists the files of a folder that became a link.
+            # Git also lists files that were deleted, and those of a folder that became a link.
             with contextlib.suppress(FileNotFoundError, BlockedError):
                 found = tree.examine(path)
                 if found and (found.is_file or found.is_link):
@@ -26,7 +26,7 @@ def examine(root: Path, listing: Listing) -> Iterator[Entry]:
 
 
 def place_link(root: Path, path: str, target: str) -> str:
-    """Return the target of a link's copy: inside the copy if it was inside the project. Pure."""
+    """Return the target of a link's copy: relative if the link leads into the project. Pure."""
     folder = root / os.path.dirname(path)  # noqa: PTH120
     full = os.path.normpath(folder / target)
     if full == str(root) or full.startswith(f"{root}/"):
@@ -37,8 +37,8 @@ def place_link(root: Path, path: str, target: str) -> str:
 def relocate_link(root: Path, path: str, target: str) -> str:
     """Return the target of a link's copy on another machine. Pure.
 
-    A link to somewhere in the project is relative. Any other is the same as here, although what it
-    leads to may not exist there.
+    A link into the project becomes relative. Any other link keeps its target, which may not exist
+    on the other machine.
     """
     placed = place_link(root, path, target)
     return target if os.path.isabs(placed) else placed  # noqa: PTH117  text
@@ -47,7 +47,7 @@ def relocate_link(root: Path, path: str, target: str) -> str:
 def read_settled(tree: Tree, entry: Entry) -> tuple[bytes, Stamp, bool] | None:
     """Return a file's content, its size and times, and whether it changed a moment ago.
 
-    None if it is gone.
+    Return None if the file does not exist any more.
     """
     full = f"{tree.root}/{entry.path}"
     try:

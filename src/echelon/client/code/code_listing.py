@@ -1,9 +1,9 @@
-"""Lists the files of a project: what belongs to its code, and what lies beside it.
+"""Lists the files of a project: its code, and the entries beside the code.
 
-With git, the code is what `git add` would add, in submodules and nested repositories too. Without
-git, it is the script's folder without caches, environments, data and runs. In a mirror, it is what
-was sent there (`client/remote/workdir.py`). `.echelonignore` in the project's directory excludes
-more, in the syntax of .gitignore but without `!`.
+With git, the code consists of the files that `git add` would add, also in submodules and nested
+repositories. Without git, it is the script's folder without caches, environments, data and runs. In
+a mirror, it is the project that was sent (`client/remote/workdir.py`). `.echelonignore` in the
+project's directory excludes more files, in the syntax of .gitignore but without `!`.
 """
 
 import os
@@ -27,7 +27,7 @@ from echelon.run.directory import FETCHED
 IGNORE = ".echelonignore"
 
 _STAGED = re.compile(r"([0-7]{6}) [0-9a-f]{40,64} [0-3]\t")
-"""What git writes before the path of a file that it tracks."""
+"""The text before the path of a tracked file in the output of git."""
 _SUBMODULE = "160000"
 _CACHES = frozenset(
     {
@@ -40,14 +40,14 @@ _CACHES = frozenset(
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 """Entries of a folder that is a Python environment."""
 _RUN = frozenset({"job.sbatch", "spec.toml"})
-"""Entries of a folder that is a run."""
+"""Files that every run directory has."""
 _DATA = frozenset(
     {
         *("data", "dataset", "datasets", "checkpoints", "ckpt", "logs", "outputs", "results"),
         *("runs", "wandb", "mlruns", "lightning_logs", "tensorboard"),
     }
 )
-"""Folders that are data unless there is Python code in them; only without git."""
+"""Folders that are data unless they contain Python code; only without git."""
 
 
 @frozen
@@ -57,7 +57,7 @@ class Listing:
     code: tuple[str, ...]
     """Files and links."""
     beside: tuple[str, ...]
-    """Files and folders that are not part of the code; no code is inside of these folders."""
+    """Files and folders that are not part of the code; these folders contain no code."""
 
 
 class Kind(StrEnum):
@@ -72,11 +72,11 @@ class Kind(StrEnum):
 def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Kind]:
     """Return a project's directory, and what kind of project it is.
 
-    A mirror comes before a repository, unless that is inside of the mirror.
+    A mirror takes precedence over a repository, unless the repository is inside the mirror.
 
     Args:
         folder: the working directory.
-        script: the training script; None for a module, which is searched in the working directory.
+        script: the training script; None for a module, which Python finds in `folder`.
         shell: runs git.
     """
     place = script.parent if script else folder
@@ -90,7 +90,7 @@ def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Ki
 
 
 def find_kind(root: Path) -> Kind:
-    """Return what kind of project a directory is, if it is the directory of one."""
+    """Return what kind of project a project's directory is."""
     if find_record(root):
         return Kind.MIRROR
     return Kind.GIT if (root / ".git").exists() else Kind.FOLDER
@@ -105,7 +105,7 @@ def find_mirror(folder: Path) -> Path | None:
 
 def _find_repository(folder: Path, shell: Shell) -> Path | None:
     folder = folder.resolve()
-    # Not what git says: a repository's own settings can name any folder (core.worktree).
+    # The output of git is not used: a repository's settings can name any folder (core.worktree).
     top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if top is None:
         return None
@@ -154,7 +154,10 @@ def list_project(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Listing
 
 
 def _linkable(root: Path, paths: Iterable[str], runs: Path) -> Iterator[str]:
-    """Leave out caches, and what contains the runs: programs that follow links would not end."""
+    """Yield paths except caches, and folders in or around the runs.
+
+    A program that follows links would never end in a copy that links to a folder around it.
+    """
     for path in paths:
         names = path.split("/")
         inside = runs.is_relative_to(root / path) or (root / path).is_relative_to(runs)
@@ -163,7 +166,7 @@ def _linkable(root: Path, paths: Iterable[str], runs: Path) -> Iterator[str]:
 
 
 def find_topmost(code: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the other entries, or the topmost folders around them without code. Pure."""
+    """Return `others`, each replaced by the topmost folder around it without code. Pure."""
     holders = {folder for path in code for folder in folders(path)}
     found: dict[str, None] = {}
     for path in others:
@@ -173,7 +176,7 @@ def find_topmost(code: Iterable[str], others: Iterable[str]) -> list[str]:
 
 
 def find_runs(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders of runs among paths, each with a slash at its end. Pure."""
+    """Return the folders that are runs, each with a slash at its end. Pure."""
     marks: dict[str, set[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -213,7 +216,7 @@ def _list_repository(root: Path, shell: Shell, *, runs: Path) -> Listing:
         else:
             code[path] = None
     beside = _run_git(root, shell, [*listing, "--others", "--ignored", "--directory"])
-    in_runs = find_runs(list(code))  # first: nothing in them is a repository of the project
+    in_runs = find_runs(list(code))  # repositories in runs are not part of the project
     for path in nested:
         if _is_repository(root / path) and not f"{path}/".startswith(in_runs):
             inner = _list_repository(root / path, shell, runs=runs)
@@ -249,7 +252,7 @@ def _run_git(
 def read_commit(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Commit:
     """Return the commit that is checked out, and whether files differ from it.
 
-    For a mirror, it is the commit of the project that was sent. Without git, it is empty.
+    A mirror has the commit of the project that was sent. Without git, the commit is empty.
     """
     if kind == Kind.MIRROR:
         record = find_record(root) or MirrorRecord()
@@ -257,7 +260,7 @@ def read_commit(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Commit:
         return replace(commit, dirty=commit.dirty or is_changed(root, record))
     if kind == Kind.FOLDER:
         return Commit()
-    # Git itself would examine submodules with the filters that their settings name.
+    # Git must not examine submodules: it would execute the filters that their settings name.
     words = ["status", "--porcelain=v2", "--branch", "-z", "--no-renames"]
     words += ["--ignore-submodules=dirty", "--", "."]
     if runs.is_relative_to(root) and runs != root:
@@ -279,20 +282,20 @@ def _list_submodules(root: Path, shell: Shell) -> list[str]:
 
 
 def _is_repository(folder: Path) -> bool:
-    """Tell whether a folder is a repository, and is reached without links: these may be cyclic."""
+    """Tell whether a folder is a repository without links in its path, which may be cyclic."""
     return (folder / ".git").exists() and folder.resolve() == folder
 
 
 def parse_commit(lines: Iterable[str]) -> Commit:
     """Parse the output of `git status --porcelain=v2 --branch -z`. Pure."""
-    said, dirty = {}, False
+    headers, dirty = {}, False
     for line in lines:
         if line.startswith("# "):
             name, _, value = line[2:].partition(" ")
-            said[name] = value
+            headers[name] = value
         else:
             dirty = True
-    commit, branch = said.get("branch.oid", ""), said.get("branch.head", "")
+    commit, branch = headers.get("branch.oid", ""), headers.get("branch.head", "")
     return Commit(
         commit="" if commit == "(initial)" else commit,
         branch="" if branch == "(detached)" else branch,
@@ -352,7 +355,7 @@ def read_ignores(root: Path) -> list[re.Pattern[str]]:
         return []
     if wrong := next((line for line in lines if line.startswith("!")), ""):
         raise UsageError(
-            f"{root / IGNORE} has the line '{wrong}', but nothing can be included again there",
+            f"{root / IGNORE} has the line '{wrong}', but it does not support '!'",
             hint="remove the line, and make the one before it more specific",
         )
     return [parse_ignore(line) for line in lines if line.strip() and not line.startswith("#")]

@@ -1,8 +1,8 @@
-"""What was sent to a workdir: `.echelon/mirror.json` in the copy of a project on a login host.
+"""The record of the project in a workdir on a login host: `.echelon/mirror.json` beside the code.
 
-`client/remote/workdir.py` writes it. A submission on the host reads which files are the code, and
-which commit they are from. A repository may contain such a record too, so only those that this user
-wrote count (`core.userstate.remember`).
+`client/remote/workdir.py` writes the record. A submission on the host reads from it which files are
+the code, and the commit of the code. A cloned repository may contain such a record too, so only
+records that this user wrote are read (`core.userstate.remember`).
 """
 
 import hashlib
@@ -25,7 +25,6 @@ from echelon.errors import EchelonError, UnavailableError
 RECORD = f"{OWN_FOLDER}/mirror.json"
 FOLDER = "folder"
 """The identity of a folder."""
-_SPECIAL = "special file"
 
 
 @frozen
@@ -35,11 +34,11 @@ class MirrorRecord:
     project: Project = field(default_factory=Project)
     """The code that was sent last."""
     before: Mapping[str, str] | None = None
-    """While the workdir is being updated: what Echelon had written there, as identities by path."""
+    """During an update, the identities by path of what Echelon wrote before; otherwise None."""
     theirs: tuple[str, ...] = ()
-    """Paths of the project where the same was before: they are neither replaced nor removed."""
+    """Paths where a user had the same file before; Echelon neither replaces nor removes these."""
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
-    """Of the files of the project on the host, unless a change might not show."""
+    """The stamps of files on the host, except of files that changed a moment before."""
 
     def ours(self) -> dict[str, set[str]]:
         """Return by path the identities of what Echelon wrote there."""
@@ -52,12 +51,12 @@ class MirrorRecord:
 
 
 def find_record(root: Path) -> MirrorRecord | None:
-    """Return the record in a folder; None unless this user wrote it, with this content."""
+    """Return the record in a folder; None unless this user wrote exactly this content."""
     try:
         content = read_bytes(root / RECORD)
         return _parse(parse_json(content)) if is_remembered(content, os.environ) else None
     except (OSError, EchelonError, ValueError, TypeError, AttributeError, KeyError):
-        return None  # also another file of this user, such as a script
+        return None  # remembered content may be another file of this user, such as a script
 
 
 def _parse(record: Mapping[str, Any]) -> MirrorRecord:
@@ -91,29 +90,29 @@ def write_record(root: Path, record: MirrorRecord) -> None:
     write_atomic(root / RECORD, content)
 
 
-# --- what is there ----------------------------------------------------------------------------
+# --- the files on the host --------------------------------------------------------------------
 
 
 class Found(NamedTuple):
-    """What is at a path on the host."""
+    """The file, link or folder at a path on the host."""
 
     identity: str = ""
-    """As in `Project.identities`; empty if there is nothing."""
+    """As in `Project.identities`; empty if the path does not exist."""
     executable: bool = False
     stamp: Stamp | None = None
     in_the_way: tuple[str, ...] = ()
-    """Files and links that have to go before a file can be here: those in a folder at this path, or
-    the one in the place of a folder around it."""
+    """Files and links to remove before a file can be written here: those in a folder at this path,
+    or the one that replaces a parent folder."""
 
     def matches(self, project: Project, path: str) -> bool:
-        """Tell whether it is what a project has at this path."""
+        """Tell whether a project has the same file or link at this path."""
         if (file := project.files.get(path)) is None:
             return self.identity == f"{LINK}{project.links.get(path)}"
         return (self.identity, self.executable) == (file.digest, file.executable)
 
 
 def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
-    """Return what is at a path; files with a known stamp are not read."""
+    """Examine a path; files with a known stamp are not read."""
     try:
         status = tree.find(path)
     except BlockedError as error:
@@ -126,7 +125,7 @@ def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
     if stat.S_ISDIR(status.st_mode):
         return Found(identity=FOLDER, in_the_way=tuple(tree.list_below(path)))
     if not stat.S_ISREG(status.st_mode):
-        return Found(identity=_SPECIAL, stamp=stamp)
+        return Found(identity="special file", stamp=stamp)
     if stamp == record.stamps.get(path):
         digest = record.project.files[path].digest
     else:
@@ -136,7 +135,7 @@ def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
 
 
 def is_changed(root: Path, record: MirrorRecord) -> bool:
-    """Tell whether a file or link of the project is not as it was sent."""
+    """Tell whether a file or link of the project was changed since it was sent."""
     project = record.project
     try:
         with Tree(root) as tree:
@@ -149,14 +148,14 @@ def is_changed(root: Path, record: MirrorRecord) -> bool:
 
 
 def list_beside(root: Path, code: Iterable[str]) -> list[str]:
-    """Return what else is in the folders of the code; folders without code as one entry."""
+    """Return the other entries in the folders of the code; a folder without code is one entry."""
     known = set(code)
     holders = {"", *(folder for path in known for folder in folders(path))}
     beside = []
     for folder in sorted(holders):
         try:
             names = os.listdir(root / folder)  # noqa: PTH208  names
-        except (FileNotFoundError, NotADirectoryError):  # removed on the host
+        except (FileNotFoundError, NotADirectoryError):  # the folder was removed on the host
             continue
         paths = (f"{folder}/{name}" if folder else name for name in sorted(names))
         beside += [path for path in paths if path not in known and path not in holders]

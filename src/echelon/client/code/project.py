@@ -20,6 +20,7 @@ RUNS = "runs"
 """The folder of a workdir with the runs."""
 RESERVED = (OWN_FOLDER, RUNS)
 LINK = "-> "
+"""What a link's identity begins with."""
 MOST_FILES = 50_000
 MOST_BYTES = 200 * 10**6
 
@@ -52,13 +53,13 @@ class Project:
 
     files: Mapping[str, ProjectFile] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
-    """Links and their targets: relative if they are in the project, else as they are."""
+    """Targets of links, by path; relative if the target is in the project."""
     commit: Commit = field(default_factory=Commit)
     origin: str = ""
-    """The machine that the project is from, and its directory there."""
+    """The machine from which the project was sent, and its directory there: `HOST:PATH`."""
 
     def identities(self) -> dict[str, str]:
-        """Return what is at each path: a file's digest, or `LINK` and the target of a link."""
+        """Return by path the digest of a file, or `LINK` and the target of a link."""
         files = {path: file.digest for path, file in self.files.items()}
         return files | {path: f"{LINK}{target}" for path, target in self.links.items()}
 
@@ -77,7 +78,7 @@ def parse_project(record: Mapping[str, Any]) -> Project:
     """Return the project in a record. Pure.
 
     Raises:
-        UnavailableError: the record is not that of a project.
+        UnavailableError: the record does not describe a project.
     """
     files, links = record.get("files"), record.get("links")
     if not isinstance(files, dict) or not isinstance(links, dict):
@@ -108,7 +109,7 @@ def check_project(project: Project) -> None:
     """Check a project that another machine sent. Pure.
 
     Raises:
-        NotPermittedError: a path leads elsewhere, or into a folder that Echelon uses itself.
+        NotPermittedError: a path leads out of the project, or into a folder that Echelon uses.
         UnavailableError: the project is too large.
     """
     paths = [*project.files, *project.links]

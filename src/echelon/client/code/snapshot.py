@@ -1,20 +1,21 @@
-"""Takes a project's code along: a read-only copy in the run directory, which all jobs execute.
+"""Copies a project's code to the run directory, read-only; all jobs of the run execute this copy.
 
-Files that are the same as in an earlier run of the project are hard links to that run's copy, never
-to the project itself: an editor may write into a file in place.
+Files that are the same as in an earlier run of the project are hard links to that run's copy. They
+are never links to the project itself, because an editor may write into a file in place.
 """
 
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from echelon.client.code.code_entries import examine, place_link, read_settled
-from echelon.client.code.code_listing import IGNORE, find_root, list_project, read_commit
-from echelon.client.code.project import MOST_BYTES, MOST_FILES
+from echelon.client.code.code_listing import IGNORE, Listing, find_root, list_project, read_commit
+from echelon.client.code.project import MOST_BYTES, MOST_FILES, Commit
 from echelon.core.atomic_file import write_atomic
 from echelon.core.files import Entry
 from echelon.core.frozen import frozen
@@ -24,13 +25,7 @@ from echelon.core.tree import Tree
 from echelon.core.units import format_bytes
 from echelon.core.userstate import is_remembered, remember
 from echelon.errors import EchelonError, UsageError
-from echelon.run.code import (
-    Code,
-    CodeManifest,
-    CopiedFile,
-    read_manifest,
-    render_manifest,
-)
+from echelon.run.code import Code, CodeManifest, CopiedFile, read_manifest, render_manifest
 from echelon.run.directory import RunDir
 from echelon.run.listing import list_runs
 from echelon.run.request import read_code
@@ -38,7 +33,7 @@ from echelon.spec.job_spec import JobSpec
 
 _NAMED = 5
 """How many of the largest entries an error lists."""
-_LOOKED_AT = 20
+_MOST_EARLIER = 20
 """How many earlier runs are considered."""
 
 
@@ -58,14 +53,14 @@ def take_snapshot(
     *,
     added: Mapping[str, bytes] | None = None,
 ) -> Code | None:
-    """Copy the code of a run's project into its directory; None if the script is in no project.
+    """Copy the code of a run's project into its directory; None for a program on PATH.
 
     Args:
         run: the run.
         spec: its request.
         folder: its working directory.
         shell: runs git.
-        added: files beside the project's, path → content; the script is one of them.
+        added: files that are added to the project's, path → content; the script is one of them.
 
     Raises:
         UsageError: the project is too large, or a file cannot be read.
@@ -80,21 +75,21 @@ def take_snapshot(
         )
     runs = run.path.parent.resolve()
     root, kind = find_root(folder, script, shell)
-    if spec.snapshot is False:  # the added files alone
-        manifest = copy_code(root, (), (), run.code, earlier=None, added=added or {})
-        return Code(root=str(root), digest=store_manifest(run, manifest))
-    listing = list_project(root, shell, kind=kind, runs=runs)
-    entries = list(examine(root, listing))
-    check_size(root, entries, links=len(listing.beside))
-    commit = read_commit(root, shell, kind=kind, runs=runs)
-    earlier = find_earlier(run, root)
+    listing, commit = Listing(code=(), beside=()), Commit()
+    entries: list[Entry] = []
+    earlier: Earlier | None = None
+    if spec.snapshot is not False:  # otherwise, only the added files are copied
+        listing = list_project(root, shell, kind=kind, runs=runs)
+        entries = list(examine(root, listing))
+        check_size(root, entries, links=len(listing.beside))
+        commit = read_commit(root, shell, kind=kind, runs=runs)
+        earlier = find_earlier(run, root)
     manifest = copy_code(
         root, entries, listing.beside, run.code, earlier=earlier, added=added or {}
     )
-    digest = store_manifest(run, manifest)
     return Code(
         root=str(root),
-        digest=digest,
+        digest=store_manifest(run, manifest),
         commit=commit.commit,
         branch=commit.branch,
         dirty=commit.dirty,
@@ -120,17 +115,18 @@ def check_size(
     Args:
         root: the project's directory.
         entries: its files and links.
-        links: how many links are created besides.
-        remote: whether it is sent to another machine, where jobs find nothing else.
+        links: how many other links are created.
+        remote: whether the project is sent to another machine, where jobs find no other files.
 
     Raises:
-        UsageError: it is; the message lists the largest folders and files.
+        UsageError: the project is too large; the message lists the largest folders and files.
     """
     sizes = {entry.path: entry.status.st_size for entry in entries}
     total = sum(sizes.values())
     if len(sizes) + links > MOST_FILES:
         about = f"more than {MOST_FILES:,} files"
-        largest = [(f"{name}/", f"{n:,} files") for name, n in _count(sizes).most_common(_NAMED)]
+        counts = Counter(path.rpartition("/")[0] or "." for path in sizes)
+        largest = [(f"{name}/", f"{n:,} files") for name, n in counts.most_common(_NAMED)]
     elif total > MOST_BYTES:
         about = f"{format_bytes(total)} of code; at most {format_bytes(MOST_BYTES)} are copied"
         largest = [(name, format_bytes(size)) for name, size in find_largest(sizes)]
@@ -139,7 +135,7 @@ def check_size(
     shown = ", ".join(f"{name} ({size})" for name, size in largest)
     how = "and copy it to the cluster" if remote else "which jobs still find"
     exclude = f"exclude data, {how}: echo '/{largest[0][0]}' >> '{root}/{IGNORE}'"
-    move = "your home directory is no project: move the script into a directory of its own"
+    move = "a home directory cannot be a project: move the script into a directory of its own"
     raise UsageError(
         f"the project {root} has {about}. The largest: {shown}",
         hint=(move if root == Path.home() else exclude)
@@ -147,12 +143,8 @@ def check_size(
     )
 
 
-def _count(sizes: Mapping[str, int]) -> Counter[str]:
-    return Counter(path.rpartition("/")[0] or "." for path in sizes)
-
-
 def find_largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the largest files, and folders with many that are large together. Pure."""
+    """Return the largest files, and the folders whose other files are large together. Pure."""
     folders: Counter[str] = Counter()
     for path, size in sizes.items():
         if "/" in path:
@@ -168,9 +160,9 @@ def find_largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def find_earlier(run: RunDir, root: Path) -> Earlier | None:
-    """Return the code of the newest other run of a project."""
+    """Return the code of the newest other run of a project; None if there is none."""
     known = [one for one in list_runs(run.path.parent) if one.run_id != run.run_id]
-    for one in reversed(known[-_LOOKED_AT:]):
+    for one in reversed(known[-_MOST_EARLIER:]):
         with contextlib.suppress(EchelonError, OSError):
             code = read_code(one)
             own = read_own_manifest(one) if code and code.root == str(root) else None
@@ -182,7 +174,7 @@ def find_earlier(run: RunDir, root: Path) -> Earlier | None:
 def read_own_manifest(run: RunDir) -> CodeManifest | None:
     """Return the manifest of a run's code if this user wrote it.
 
-    One of a run from elsewhere may say of any file that it is the same as its copy.
+    A manifest from another user or machine may describe any file as unchanged.
     """
     try:
         own = is_remembered(read_bytes(run.manifest), os.environ)
@@ -200,7 +192,10 @@ def copy_code(
     earlier: Earlier | None,
     added: Mapping[str, bytes],
 ) -> CodeManifest:
-    """Copy files and links of a project, and link what is beside them; return what was made."""
+    """Copy the files and links of a project, and link the entries beside them.
+
+    Return the manifest of the copy.
+    """
     made = _Folders(copy)
     files: dict[str, CopiedFile] = {}
     links: dict[str, str] = {}
@@ -242,13 +237,13 @@ class _Folders:
             self._made.add(folder)
 
     def close(self) -> None:
-        """Make them read-only."""
+        """Make the folders read-only."""
         for folder in self._made:
             os.chmod(f"{self._copy}/{folder}", 0o500)  # noqa: PTH101
 
 
 def _copy(tree: Tree, entry: Entry, copy: Path, earlier: Earlier | None) -> CopiedFile | None:
-    """Copy a file, or link it to its earlier copy; None if it is gone."""
+    """Copy a file, or link it to its earlier copy; None if the file does not exist any more."""
     known = earlier.manifest.files.get(entry.path) if earlier else None
     before = f"{earlier.folder}/{entry.path}" if earlier else ""
     target, executable = f"{copy}/{entry.path}", entry.is_executable
@@ -277,9 +272,9 @@ def _write(target: str, content: bytes, mode: int, mtime_ns: int = 0) -> None:
 
 
 def _link(path: str, known: CopiedFile, target: str) -> bool:
-    """Link a file to its earlier copy, unless that one was altered or links are not possible.
+    """Link a file to its earlier copy, unless that copy was altered or links are not possible.
 
-    Its content is compared: in a run that was given away and came back, the times may be the same.
+    The content is compared, because a run that another user had may be altered with the same times.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -292,7 +287,7 @@ def _link(path: str, known: CopiedFile, target: str) -> bool:
             if hashlib.file_digest(file, "sha256").hexdigest() != known.digest:
                 return False
         os.link(path, target, follow_symlinks=False)
-    except OSError:  # not on every file system, and not without end
+    except OSError:  # some file systems have no hard links, and all limit links per file
         return False
     return True
 
@@ -306,16 +301,9 @@ def copy_again(earlier: RunDir, run: RunDir) -> None:
         try:
             os.link(earlier.code / path, run.code / path, follow_symlinks=False)
         except OSError:
-            _copy_plainly(earlier.code / path, run.code / path)
+            shutil.copy2(earlier.code / path, run.code / path)
     for path, target in manifest.links.items():
         made.make(path)
         (run.code / path).symlink_to(target)
     made.close()
     write_atomic(run.manifest, read_bytes(earlier.manifest))
-
-
-def _copy_plainly(source: Path, target: Path) -> None:
-    found = source.lstat()
-    target.write_bytes(source.read_bytes())
-    os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
-    target.chmod(stat.S_IMODE(found.st_mode))

@@ -1,4 +1,4 @@
-"""What runs hold on disk, and which of them may be removed."""
+"""Measures the disk usage of runs, and chooses the runs to remove."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +13,12 @@ from echelon.run.directory import RunDir
 from echelon.run.history import OWN_FILES, newest_checkpoint
 
 _CODE = frozenset({"code", "code.json", "launcher"})
+"""Entries of a run directory that count as code."""
 
 
 @frozen
 class Holding:
-    """A run on disk."""
+    """The disk usage of a run, and whether it may be removed."""
 
     run: RunDir
     state: str
@@ -26,15 +27,15 @@ class Holding:
     written_s: float
     """When the run last wrote something."""
     code: int
-    """Bytes, with the launcher; of a file that several runs share, a part counts for each."""
+    """Bytes of the code and the launcher; a file that several runs share is split among them."""
     checkpoints: int
-    """Bytes, with all files that the script wrote."""
+    """Bytes of checkpoints and other files that the script wrote."""
     logs: int
     """Bytes of logs, events and measurements."""
     resumable: bool
-    """Whether something is there to continue from."""
+    """Whether the run has files from which it could continue."""
     kept: str = ""
-    """Why it is not removed; empty if it is."""
+    """Why the run is kept; empty if it is removed."""
 
     @property
     def size(self) -> int:
@@ -42,7 +43,7 @@ class Holding:
 
 
 def measure(run: RunDir, job: Job) -> Holding:
-    """Return what a run holds."""
+    """Return the disk usage of a run."""
     sizes = {"code": 0, "checkpoints": 0, "logs": 0}
     foreign, written_s = False, 0.0
     for entry in walk(run.path, on_error=lambda _error: None):
@@ -71,13 +72,13 @@ def measure(run: RunDir, job: Job) -> Holding:
 def choose(
     holdings: Sequence[Holding], *, keep: int, older_s: float, now_s: float, unfinished: bool
 ) -> list[Holding]:
-    """Return runs, the oldest first, each with the reason why it is kept, if it is. Pure.
+    """Return runs, the oldest first, and set `kept` of those to keep. Pure.
 
     Args:
         holdings: the runs, the oldest first.
         keep: number of the newest runs to keep.
-        older_s: keep runs that wrote something since then.
-        now_s: the time.
+        older_s: keep runs that wrote something in this many seconds before `now_s`.
+        now_s: the current time.
         unfinished: also remove runs that could be resumed from a checkpoint.
     """
     newest = holdings[len(holdings) - keep :] if keep else ()
@@ -99,7 +100,7 @@ def show_age(seconds: float) -> str:
 
 
 def find_use(one: Holding, *, unfinished: bool) -> str:
-    """Return why a run must not be removed, whatever its age; empty if it may be. Pure."""
+    """Return why a run must be kept at any age; empty if it may be removed. Pure."""
     if not one.over and one.state != "UNSUBMITTED":
         return "its state is unknown" if one.state == "UNKNOWN" else "active"
     if one.state != "COMPLETED" and one.resumable and not unfinished:
@@ -111,7 +112,7 @@ def remove(holdings: Sequence[Holding]) -> None:
     """Remove runs.
 
     Raises:
-        UnavailableError: something is left of a run.
+        UnavailableError: a run directory still exists.
     """
     for one in holdings:
         remove_tree(one.run.path)

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 class Places:
     """The clusters of several runs, for queries that must not wait long.
 
-    Each cluster is created once, with short time-outs, and asked no more once it did not respond.
+    Each cluster is created once, with short time-outs. It is not queried again after it failed to
+    respond.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, _Glance] = {}
 
     def job(self, run: RunDir, known: Sequence[Attempt] | None = None) -> Job:
-        """Return a run's current job; UNKNOWN, with the reason, if that cannot be known now.
+        """Return a run's current job; UNKNOWN, with the reason, if it cannot be determined.
 
-        `known` are its attempts, if the caller has read them.
+        `known` are the run's attempts, if the caller has read them.
         """
         try:
             known = attempts(run) if known is None else known
@@ -51,18 +52,18 @@ class Places:
 
 
 class _Glance:
-    """A cluster as far as it responds."""
+    """A cluster that is not queried again after it failed to respond."""
 
     def __init__(self, cluster: "Cluster") -> None:
-        self._cluster, self._away = cluster, ""
+        self._cluster, self._failure = cluster, ""
 
     def job(self, job_id: str, *, run_id: str) -> Job:
-        if not self._away:
+        if not self._failure:
             try:
                 return self._cluster.job(job_id, run_id=run_id)
             except (UnavailableError, NotPermittedError) as error:
-                self._away = error.message
-        return Job(id=job_id, state="UNKNOWN", reason=self._away)
+                self._failure = error.message
+        return Job(id=job_id, state="UNKNOWN", reason=self._failure)
 
 
 def cluster_of(
@@ -77,8 +78,8 @@ def cluster_of(
     Args:
         run: the run.
         address: the current address of its Ray cluster.
-        glance: only show states; ignore a cluster that does not respond.
-        known: its attempts, if the caller has read them.
+        glance: create the cluster for queries alone, with short time-outs.
+        known: the run's attempts, if the caller has read them.
     """
     jobs = [attempt.job_id for attempt in (attempts(run) if known is None else known)]
     runs = run.path.parent

@@ -1,4 +1,4 @@
-"""Where a run is: on this machine, or on which other host."""
+"""Finds the machine of a run: this one, or another host."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def find_site(cluster: str, host: str) -> "Site | None":
-    """Return the site that options name, with the project's folder there; None without options."""
+    """Return the site of `--cluster` or `--host`; None without these options."""
     if not cluster and not host:
         return None
     from echelon.client.submit.requests import read_request  # noqa: PLC0415
@@ -30,15 +30,16 @@ def find_site(cluster: str, host: str) -> "Site | None":
 def locate(
     name: str, runs_dir: Path, cluster: str, host: str, *, sweep: bool = False
 ) -> tuple["Site | None", str]:
-    """Return where a run or sweep is, and its name there; no site if it is on this machine."""
+    """Return the site and the id of a run or sweep; no site if it is on this machine."""
     if site := find_site(cluster, host):
         return site, name
     entry = find_entry(read_register(os.environ), name, Path.cwd(), sweep=sweep)
-    if entry is None or (name != "last" and _find_here(runs_dir, name, sweep)):
+    if entry is None:
         return None, name
-    here = _find_here(runs_dir, name, sweep) if name == "last" else None
-    if here and here.spec.stat().st_mtime > datetime.fromisoformat(entry.submitted).timestamp():
-        return None, name
+    if here := _find_here(runs_dir, name, sweep):
+        submitted_s = datetime.fromisoformat(entry.submitted).timestamp()
+        if name != "last" or here.spec.stat().st_mtime > submitted_s:
+            return None, name
     return entry.site, entry.run
 
 

@@ -1,8 +1,8 @@
 """Run directories that were moved, renamed or copied.
 
-A run's script and request contain the path of the run directory. For a moved run they are updated.
-A copy whose original still exists is read-only: both would have the same jobs, and the script of
-the copy would start the original's controller.
+A run's script and request contain the path of the run directory. They are updated after a move. A
+copy whose original still exists is read-only: both would have the same jobs, and the script of the
+copy would start the original's controller.
 """
 
 import os
@@ -26,6 +26,7 @@ _START = re.compile(
     r'^    (?:(?:controller|task) (.+) "\$.*" [0-9a-f]{64}|code (.+) [0-9a-f]{64}\) .+)$',
     re.MULTILINE,
 )
+"""The line of a script that starts the launcher, with the run directory in one of its groups."""
 _OUTPUT = "/logs/job-%j.out"
 _PLAIN = re.compile(r"[A-Za-z0-9._/+,@=-]+")
 """Characters without a special meaning in bash, Slurm and TOML."""
@@ -39,16 +40,16 @@ def find_home(run: RunDir) -> Path:
             return Path(shlex.split(found[1] or found[2])[0])
     except (OSError, ValueError):
         pass  # code that needs the script reports the problem
-    output = read_spec(run).output  # a style without a controller has nothing else
+    output = read_spec(run).output  # without a controller, only the output contains the path
     home = Path(output.removesuffix(_OUTPUT).replace("%%", "%"))
-    # The user may have chosen an output directory that only looks like a run's.
+    # The user may have chosen an output directory that looks like the one of a run.
     if output.endswith(_OUTPUT) and may_be_named(home.name, read_spec(run)):
         return home
     return run.path.absolute()
 
 
 def own_output(run: RunDir) -> str:
-    """Return the output file that a run chose for its jobs, as its request names it."""
+    """Return the output file of a run's jobs if the user chose none, as the request has it."""
     return f"{str(find_home(run)).replace('%', '%%')}{_OUTPUT}"
 
 
@@ -56,10 +57,10 @@ def check_original(run: RunDir) -> None:
     """Check that a directory is the run itself, so that commands may control its jobs.
 
     Raises:
-        ConflictError: it is a copy, or was renamed.
+        ConflictError: the directory is a copy, or was renamed.
     """
     home = find_home(run)
-    if _is(home, run.path):
+    if _is_same(home, run.path):
         return
     if _exists(home / run.spec.name):
         where = shlex.quote(str(home.parent))
@@ -68,10 +69,10 @@ def check_original(run: RunDir) -> None:
             hint=f"use the original: --runs-dir {where}",
         )
     if home.name != run.run_id:
-        mend = ["mv", str(run.path), str(run.path.with_name(home.name))]
+        fix = ["mv", str(run.path), str(run.path.with_name(home.name))]
         raise ConflictError(
             f"the run in {run.path} was renamed; its jobs know it as '{home.name}'",
-            hint=f"rename it back: {shlex.join(mend)}",
+            hint=f"rename it back: {shlex.join(fix)}",
         )
 
 
@@ -83,15 +84,15 @@ def settle_run(run: RunDir, script: bytes) -> tuple[bytes, Path | None]:
         script: its script, as checked (`trust.read_script`).
 
     Returns:
-        the script, and the previous run directory; None if it was not moved.
+        The script, and the previous run directory; None if the run was not moved.
 
     Raises:
-        ConflictError: it is a copy, or cannot continue at its new path.
-        UsageError: its training script is missing.
+        ConflictError: the directory is a copy, or the run cannot continue at its new path.
+        UsageError: the training script is missing.
     """
     check_original(run)
     home, here = find_home(run), Path(os.path.normpath(run.path.absolute()))
-    if _is(home, here):
+    if _is_same(home, here):
         return script, None
     if not all(_PLAIN.fullmatch(str(path)) for path in (home, here)):
         raise ConflictError(
@@ -116,7 +117,7 @@ def settle_run(run: RunDir, script: bytes) -> tuple[bytes, Path | None]:
     return script, home
 
 
-def _is(home: Path, path: Path) -> bool:
+def _is_same(home: Path, path: Path) -> bool:
     """Tell whether two paths are the same directory, also through links and mounts."""
     return home == path.absolute() or (_exists(home) and home.samefile(path))
 

@@ -1,7 +1,7 @@
-"""The jobs of runs: of one run, or of all tasks of a sweep from one question; here or on a host.
+"""Queries the jobs of one run, or of all tasks of a sweep at once; on this machine or on a host.
 
-A task of a sweep is a run like any other. Only its job is found in another way: together with those
-of the other tasks, because one question per task would overload the cluster.
+A task of a sweep is a run like any other. Only its job is queried together with the jobs of the
+other tasks, because one query per task would overload the cluster.
 """
 
 import os
@@ -26,14 +26,14 @@ from echelon.run.sweep import SweepDir
 _OTHERS_FIRST = Job(id="", state="PENDING", reason="other tasks come first")
 _FORGOTTEN = forgotten("").reason
 _SWEEP_S, _HOST_S = 1.0, 3.0
-"""Seconds between two questions about all tasks of a sweep, and to a host."""
+"""Seconds between two queries about all tasks of a sweep, and between two queries to a host."""
 
 Origin = tuple[Callable[..., "RunJobs"], *tuple[object, ...]]
-"""A function that creates the jobs of runs, and its arguments."""
+"""A function that returns `RunJobs`, and its arguments."""
 
 
 class RunJobs:
-    """Knows the jobs of one run, or of all tasks of a sweep."""
+    """The jobs of one run, or of all tasks of a sweep; they are queried when they are needed."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class RunJobs:
         fresh_s: float = 0.0,
         clock: Clock = CLOCK,
     ) -> None:
-        """Create it; nothing is asked yet.
+        """Create the object without a query.
 
         Args:
             read: returns the current job of each run; UNKNOWN if its cluster does not respond.
             read_ended: returns the last job of each run that has ended for certain, and None for
-                others.
-            retry: decides about the errors of `read_ended`.
-            origin: what is pickled.
-            every_s: seconds between two questions while something waits for the end.
-            fresh_s: how long an answer is used, in seconds.
+                each other run.
+            retry: decides which errors of `read_ended` are retried.
+            origin: recreates the object when it is unpickled.
+            every_s: seconds between two queries while a caller waits for the end.
+            fresh_s: how long an answer is reused, in seconds.
             clock: the clock.
         """
         self.every_s, self._origin = every_s, origin
@@ -74,20 +74,23 @@ class RunJobs:
         return jobs[run_id]
 
     def ended(self) -> Mapping[str, Job | None]:
-        """Return the last job of each run that has ended, and None for others.
+        """Return the last job of each run that has ended, and None for each other run.
 
-        It is empty while a cluster or the host does not respond.
+        The result is empty while a cluster or the host does not respond.
         """
         return self._look() or {}
 
     def forget(self) -> None:
-        """Ask again the next time."""
+        """Discard the answers, so that the next call queries the cluster or host."""
         self._read.forget()
         self._read_ended.forget()
 
 
 def directory_jobs(run: RunDir) -> RunJobs:
-    """Return the jobs of one run on this machine; the next one is submitted if it cannot."""
+    """Return the jobs of one run on this machine.
+
+    Waiting for the end of the run submits its next attempt if the run's jobs could not.
+    """
     watch: RunWatch | None = None
 
     def read_ended() -> Mapping[str, Job | None]:
@@ -109,12 +112,12 @@ def directory_jobs(run: RunDir) -> RunJobs:
 
 def sweep_jobs(sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK) -> RunJobs:
     """Return the jobs of all tasks of a sweep on this machine, wherever they run."""
-    asked = slurm or SlurmCluster(LocalShell(), os.environ)
+    cluster = slurm or SlurmCluster(LocalShell(), os.environ)
 
     def read(*, strict: bool) -> dict[str, Job]:
-        # Asked first, because the process may start the last task and exit meanwhile.
+        # Checked first, because the process may start the last task and exit meanwhile.
         starts_more = has_runner(sweep)
-        tasks = read_tasks(sweep, asked, strict=strict)
+        tasks = read_tasks(sweep, cluster, strict=strict)
         return {
             one.run_id: _OTHERS_FIRST if starts_more and one.state == "UNSUBMITTED" else one.job
             for one in tasks
@@ -137,20 +140,20 @@ def sweep_jobs(sweep: SweepDir, slurm: Slurm | None = None, clock: Clock = CLOCK
 def host_jobs(site: Site, run_id: str, clock: Clock = CLOCK) -> RunJobs:
     """Return the jobs of one run on a host."""
     origin = (host_jobs, site, run_id)
-    return _jobs_there(lambda: {run_id: _read_status(site, run_id)}, origin, 0.0, clock)
+    return _make_host_jobs(lambda: {run_id: _read_status(site, run_id)}, origin, 0.0, clock)
 
 
-def host_sweep_jobs(site: Site, sweep_id: str, clock: Clock = CLOCK) -> RunJobs:
+def host_sweep_jobs(site: Site, sweep_id: str) -> RunJobs:
     """Return the jobs of all tasks of a sweep on a host."""
     origin = (host_sweep_jobs, site, sweep_id)
-    return _jobs_there(partial(_read_sweep, site, sweep_id), origin, _HOST_S, clock)
+    return _make_host_jobs(partial(_read_sweep, site, sweep_id), origin, _HOST_S)
 
 
-def _jobs_there(
-    read: Callable[[], Mapping[str, Job]], origin: Origin, fresh_s: float, clock: Clock
+def _make_host_jobs(
+    read: Callable[[], Mapping[str, Job]], origin: Origin, fresh_s: float, clock: Clock = CLOCK
 ) -> RunJobs:
     def read_ended() -> Mapping[str, Job | None]:
-        # UNKNOWN: the cluster does not respond there, unless it has forgotten the job.
+        # A job is UNKNOWN if the host's cluster does not respond, or has forgotten an ended job.
         return {
             run: job if job.over and (job.state != "UNKNOWN" or job.reason == _FORGOTTEN) else None
             for run, job in read().items()
@@ -169,9 +172,9 @@ def _jobs_there(
 
 def _read_status(site: Site, run_id: str) -> Job:
     found = ask(site, ["status", "--json", "--", run_id], ["job", "state", "exit_code"])
-    facts = {name: str(found.get(name) or "") for name in ("state", "reason", "nodes")}
+    texts = {name: str(found.get(name) or "") for name in ("state", "reason", "nodes")}
     code = found["exit_code"]
-    return Job(id=str(found["job"]), exit_code=code if isinstance(code, int) else 0, **facts)
+    return Job(id=str(found["job"]), exit_code=code if isinstance(code, int) else 0, **texts)
 
 
 def _read_sweep(site: Site, sweep_id: str) -> dict[str, Job]:

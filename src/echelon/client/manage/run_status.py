@@ -1,4 +1,4 @@
-"""How a run stands: its current job, and why it failed."""
+"""The status of a run: its current job, and why it failed."""
 
 import os
 from collections.abc import Sequence
@@ -23,9 +23,20 @@ if TYPE_CHECKING:
     from echelon.clusters.base import Jobs
     from echelon.run.verdict import Verdict
 
+_TAIL = 4096
+"""Bytes at the end of a job's output that are searched for its last line."""
+_CAUSES = {
+    "TIMEOUT": ("time limit", "the job reached its time limit"),
+    "PREEMPTED": ("preemption", "another job took the nodes"),
+    "NODE_FAIL": ("lost node", "a node of the job failed"),
+    "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job because it was out of memory"),
+    "CANCELLED": ("cancelled", "the job was cancelled"),
+}
+"""Cause and message of the states in which Slurm knows better than the job why it ended."""
+
 
 def current_job(run: RunDir, cluster: "Jobs", attempted: Sequence[Attempt] | None = None) -> Job:
-    """Return the job of the current attempt: the active one, or else the last.
+    """Return the job of the current attempt: the active attempt, or else the last one.
 
     `attempted` are the run's attempts, if the caller has read them.
 
@@ -38,7 +49,7 @@ def current_job(run: RunDir, cluster: "Jobs", attempted: Sequence[Attempt] | Non
             hint="check for remaining jobs: squeue --me",
         )
     attempted = attempts(run) if attempted is None else attempted
-    if why := find_unreadable(run, attempted):  # it may be the job that completed the run
+    if why := find_unreadable(run, attempted):  # the unreadable attempt may have completed the run
         return Job(id="", state="UNKNOWN", reason=why)
     known = [one for one in attempted if not is_skipped(run, one)]
     if not known:
@@ -46,15 +57,15 @@ def current_job(run: RunDir, cluster: "Jobs", attempted: Sequence[Attempt] | Non
     last = _job_of(run, known[-1], cluster)
     if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
         return last
-    # A standby counts once the job that it waits for has ended, unless that one completed.
+    # A standby is current once the job that it waits for has ended without completing the run.
     before = _job_of(run, known[-2], cluster) if known[1:] else last
     return last if before.over and before.state != "COMPLETED" and not last.over else before
 
 
 def _job_of(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
-    """Return an attempt's job; its outcome comes from the controller if the cluster knows less.
+    """Return an attempt's job, with the controller's outcome if the cluster knows less.
 
-    The cluster may have forgotten the job, and Slurm reports one that was stopped as failed.
+    The cluster may have forgotten the job, and Slurm reports a stopped job as failed.
     """
     if not is_job_id(attempt.job_id):
         what = f"job.json of attempt {attempt.number} has no valid job id"
@@ -66,24 +77,12 @@ def _job_of(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
     return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")
 
 
-_TAIL = 4096
-"""Bytes at the end of a job's output in which its last line is looked for."""
-_CAUSES = {
-    "TIMEOUT": ("time limit", "the job reached its time limit"),
-    "PREEMPTED": ("preemption", "another job took the nodes"),
-    "NODE_FAIL": ("lost node", "a node of the job failed"),
-    "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job because it was out of memory"),
-    "CANCELLED": ("cancelled", "the job was cancelled"),
-}
-"""Slurm's states that explain an end better than the job's processes can: cause and message."""
-
-
 def find_verdict(run: RunDir, job: Job) -> "Verdict | None":
     """Return why a run failed; None if it has not."""
-    from echelon.run.verdict import Failure, judge  # noqa: PLC0415  others do not wait for it
+    from echelon.run.verdict import Failure, judge  # noqa: PLC0415  `current_job` does not need it
 
     if job.state == "COMPLETED" or job.state in WAITING:
-        return None  # a waiting job will try again, whatever ended the one before
+        return None  # a waiting job will try again
     own = _read_verdict(run)
     cause, message = _CAUSES.get(job.state, ("", ""))
     guessed = own is not None and own.failure.cause in {"cancelled", "preemption"} - {cause}
@@ -93,8 +92,8 @@ def find_verdict(run: RunDir, job: Job) -> "Verdict | None":
         return own
     reason = f" ({job.reason})" if job.reason else ""
     message = f"the job is {job.state}{reason}, and its controller reported no outcome"
-    if said := _last_line(run):
-        message += f"; the job's last output was: {said}"
+    if line := _last_line(run):
+        message += f"; the job's last output was: {line}"
     return judge([Failure(cause="exit", message=message, exit_code=job.exit_code or 1)])
 
 

@@ -1,17 +1,11 @@
-"""The process that starts the tasks of a sweep on this machine or on Ray, some at a time."""
+"""Starts the tasks of a sweep on this machine or on Ray, a limited number at a time."""
 
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from echelon.client.manage.waiting import (
-    RunWatch,
-    cancel_all,
-    stop_all,
-    submit_next,
-    wait_or_end,
-)
+from echelon.client.manage.waiting import RunWatch, cancel_all, stop_all, submit_next, wait_or_end
 from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
 from echelon.clusters.base import Cluster
@@ -29,14 +23,14 @@ _LOOK_S = 0.2
 
 
 def record_runner(sweep: SweepDir, pid: int, place: str) -> None:
-    """Record the process that starts tasks on this machine or on Ray."""
+    """Record the process that starts the tasks of a sweep."""
     write_atomic(
         sweep.carrier, f"{os.uname().nodename} {pid} {start_time(pid) or 'gone'} {place}\n"
     )
 
 
 def has_runner(sweep: SweepDir) -> bool:
-    """Tell whether a process will start the tasks that were not started yet.
+    """Tell whether a process will start the remaining tasks.
 
     A process on another host is assumed to be alive.
     """
@@ -56,9 +50,9 @@ def run(
     at_once: int,
     clock: Clock = CLOCK,
 ) -> list[int]:
-    """Run tasks on this machine or on Ray, some at a time, and return those that failed.
+    """Run tasks on this machine or on Ray, `at_once` at a time; return those that failed.
 
-    Ctrl-C asks the running tasks to stop; a second one ends them.
+    The first Ctrl-C stops the running tasks, and the second one cancels them.
     """
     record_runner(sweep, os.getpid(), "local" if isinstance(cluster, LocalCluster) else "ray")
     tasks = _Tasks(sweep, cluster, environ, list(indices), at_once, clock)
@@ -80,9 +74,9 @@ class _Tasks:
     failed: list[int] = field(default_factory=list)
 
     def look(self) -> bool | None:
-        """Start tasks, and drop those that have ended; return True once none is left."""
+        """Start tasks, and drop those that have ended; return True once all have ended."""
         if self.sweep.stopped.exists():
-            self.failed += self.waiting  # for good: `sweep resume` removes that file
+            self.failed += self.waiting  # this process starts no more, even if the file is removed
             self.waiting.clear()
         while self.waiting and len(self.running) < self.at_once:
             index = self.waiting[0]
@@ -98,7 +92,7 @@ class _Tasks:
 
     def _drop_ended(self, index: int, watch: RunWatch) -> None:
         stopped = self.sweep.stopped.exists() or self.sweep.cancelled(index).exists()
-        with contextlib.suppress(UnavailableError):  # the task may be fine
+        with contextlib.suppress(UnavailableError):  # the task may still be running
             job, run = watch.look(), self.sweep.run(index)
             if job is None or (not stopped and submit_next(run, self.cluster)):
                 return
@@ -107,7 +101,7 @@ class _Tasks:
             self.failed += [index] if job.state != "COMPLETED" else []
 
     def end(self, now: bool) -> None:
-        """Start no more tasks, and end those that run: immediately, or with time to save."""
+        """Start no more tasks, and end the running ones: immediately, or with time to save."""
         self.sweep.stopped.touch(mode=0o600)
         for index in self.running:
             (cancel_all if now else stop_all)(self.sweep.run(index), self.cluster)

@@ -1,4 +1,4 @@
-"""Query, stop and resume sweeps: many runs of one request."""
+"""Queries and stops sweeps: many runs of one request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,20 +11,18 @@ from echelon.client.manage.waiting import stop_all
 from echelon.client.remote.register import is_task
 from echelon.client.submit.target import choose_cluster
 from echelon.clusters.base import Cluster
-from echelon.clusters.local import PREFIX
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.frozen import frozen
-from echelon.core.jobs import WAITING, Job, is_job_id
+from echelon.core.jobs import LOCAL, WAITING, Job, is_job_id
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError
 from echelon.run.attempts import attempts, outcome
 from echelon.run.directory import RunDir
-from echelon.run.sweep import (
-    SweepDir,
-    is_sweep,
-    read_table,
-)
+from echelon.run.sweep import SweepDir, is_sweep, read_table
 from echelon.run.verdict import Verdict
+
+NEVER_STARTED = "it was never started"
+_UNSUBMITTED = Job(id="", state="UNSUBMITTED", reason="never submitted")
 
 # --- query -----------------------------------------------------------------------------------
 
@@ -36,10 +34,10 @@ class Task:
     index: int
     parameters: Mapping[str, str]
     run: RunDir
-    """Its directory may not exist yet."""
+    """The run, whose directory may not exist yet."""
     job: Job
     verdict: Verdict | None
-    """Why it failed; None if it has not."""
+    """Why the task failed; None if it has not."""
 
     @property
     def run_id(self) -> str:
@@ -51,23 +49,23 @@ class Task:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its current job has recorded itself in the run's directory."""
+        """Whether the current job has recorded itself in the run directory."""
         known = (attempt.job_id for attempt in attempts(self.run))
         return self.state not in WAITING and self.job.id in known
 
     @property
     def is_left(self) -> bool:
-        """Whether the task has ended, or never began, and is not complete."""
+        """Whether the task is not complete, but has ended or was never started."""
         return self.job.over and self.state != "COMPLETED"
 
 
 def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[Task]:
-    """Return all tasks of a sweep, with at most one question to Slurm and one to its accounting.
+    """Return all tasks of a sweep, with at most one query to Slurm and one to its accounting.
 
     Args:
         sweep: the sweep.
         slurm: the cluster.
-        strict: raise if the cluster does not respond, instead of showing what is known.
+        strict: raise an error if the cluster does not respond, instead of the state UNKNOWN.
 
     Raises:
         UnavailableError: the cluster does not respond.
@@ -94,33 +92,29 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
     return found
 
 
-NEVER_STARTED = "it was never started"
-_UNSUBMITTED = Job(id="", state="UNSUBMITTED", reason="never submitted")
-
-
 class _TaskFiles:
-    """What the files of a task say about its job, and which job to ask Slurm for."""
+    """The state of a task according to its files, and the job to query from Slurm."""
 
     def __init__(self, run: RunDir, queued: str) -> None:
         """Read the files.
 
         Args:
             run: the task's run.
-            queued: its job in the newest array; empty if there is none.
+            queued: the task's job in the newest array; empty if it has none.
         """
         self.run, known = run, attempts(run)
         self.last = last = known[-1] if known else None
         ended = outcome(run, last.number) if last else None
         self.is_complete = ended is not None and ended.state == "COMPLETED"
         self.wanted = ""
-        """The job to ask Slurm for; empty if another cluster has it."""
+        """The job to query; empty if Slurm does not have the task's job."""
         if queued and all(one.job_id != queued for one in known):
-            self.wanted = queued  # it has not started yet, or never did
+            self.wanted = queued  # the job has not started
         elif last and is_job_id(last.job_id) and ":" not in last.job_id:
             self.wanted = last.job_id
         same = last is not None and last.job_id == self.wanted
         self.is_final = same and ended is not None and not ended.next
-        """Whether the files say how the wanted job ended."""
+        """Whether the files have the outcome of the wanted job."""
 
     def find_job(self, answers: "_Answers", places: Places) -> Job:
         """Return the task's job."""
@@ -134,7 +128,7 @@ class _TaskFiles:
 
 
 class _Answers:
-    """What Slurm has answered about all tasks of a sweep, as a cluster."""
+    """Slurm's answer about all tasks of a sweep, with the interface of a cluster."""
 
     def __init__(self, sweep: SweepDir, tasks: Sequence[_TaskFiles], slurm: Slurm) -> None:
         owners: dict[str, str] = {}
@@ -143,7 +137,7 @@ class _Answers:
             array = task.wanted.partition("_")[0]
             if array in arrays:
                 owners[array] = mark_tasks(sweep.sweep_id)
-            elif task.wanted:  # it was resumed by itself
+            elif task.wanted:  # the task was resumed on its own
                 owners[task.wanted] = task.run.run_id
         needed = [task.wanted for task in tasks if task.wanted and not task.is_final]
         self.jobs: Mapping[str, Job] = {}
@@ -153,30 +147,30 @@ class _Answers:
         except UnavailableError as error:
             self.error = error
 
-    def job(self, job_id: str, *, run_id: str) -> Job:  # noqa: ARG002  checked when it was asked
+    def job(self, job_id: str, *, run_id: str) -> Job:  # noqa: ARG002  the query checked the owner
         """Return a job; UNKNOWN if Slurm did not respond."""
         if self.error:
             return Job(id=job_id, state="UNKNOWN", reason=self.error.message)
         return self.jobs.get(job_id) or forgotten(job_id)
 
 
-# --- stop and resume -------------------------------------------------------------------------
+# --- stop ------------------------------------------------------------------------------------
 
 
 def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
-    """End the waiting tasks of a sweep, and ask those that run to stop; return their number."""
-    sweep.stopped.touch(mode=0o600)  # for the process that starts tasks here or on Ray
+    """Cancel the waiting tasks of a sweep, and stop the running ones; return their number."""
+    sweep.stopped.touch(mode=0o600)  # the process that starts tasks here or on Ray checks it
     going = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
     known = {array.job_id for array in sweep.arrays()}
     if arrays := sorted({task.job.id.partition("_")[0] for task in going} & known, key=int):
         cluster.end_waiting(arrays)
-        # Only now it is certain that no further task starts.
+        # From here on, no further task of the arrays can start.
         left = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
         queued = {
             task.job.id: task.has_begun for task in left if task.job.id.partition("_")[0] in known
         }
         cluster.stop_tasks([job for job, has_begun in queued.items() if has_begun])
-        # The others have nothing to save, and do not react to signals yet.
+        # Tasks that have not begun have nothing to save, and do not handle signals yet.
         cluster.end_tasks([job for job, has_begun in queued.items() if not has_begun])
     for task in going:
         if task.job.id.partition("_")[0] not in known:
@@ -185,7 +179,7 @@ def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
 
 
 def find_waiting(runs: Path, name: str) -> tuple[SweepDir, int] | None:
-    """Return the sweep and the index of a task that has no run directory yet; None if it has."""
+    """Return the sweep and the index of a task without a run directory; None for other runs."""
     sweep_id, _, index = name.rpartition("-")
     if not is_task(name, sweep_id) or "/" in name or not is_sweep(runs / sweep_id):
         return None
@@ -208,9 +202,9 @@ def place_of(sweep: SweepDir) -> Cluster:
     if not sweep.arrays():
         for index in read_table(sweep).tasks:
             if known := attempts(sweep.run(index)):
-                here = known[-1].job_id.startswith(PREFIX)
-                run = sweep.run(index)
-                return choose_cluster("local", runs, tied=True) if here else cluster_of(run)
+                if known[-1].job_id.startswith(LOCAL):
+                    return choose_cluster("local", runs, tied=True)
+                return cluster_of(sweep.run(index))
         if sweep.carrier.exists():
             place = sweep.carrier.read_text().split()[-1]
             return choose_cluster(place, runs, tied=place == "local")
@@ -218,10 +212,10 @@ def place_of(sweep: SweepDir) -> Cluster:
 
 
 def check_home(sweep: SweepDir) -> None:
-    """Check that a sweep was neither moved nor copied: its script names its directory.
+    """Check that a sweep is in the directory that its script names.
 
     Raises:
-        ConflictError: it was.
+        ConflictError: the sweep was moved or copied.
     """
     home = find_home(sweep.files)
     if home != sweep.path.absolute() and not (home.exists() and home.samefile(sweep.path)):

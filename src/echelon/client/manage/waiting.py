@@ -1,4 +1,4 @@
-"""Wait for the end of a run, over all its jobs; stop and cancel them."""
+"""Waits for the end of a run over all its jobs, and stops or cancels these jobs."""
 
 import os
 import signal
@@ -33,23 +33,23 @@ _EAGER_S = 5.0
 """Seconds after a controller wrote its outcome in which every check also queries the cluster."""
 
 
-# --- what is looked at -----------------------------------------------------------------------
+# --- watching a run --------------------------------------------------------------------------
 
 
 class Outage:
-    """Waits while storage or a cluster does not respond: the runs may be fine."""
+    """Waits while storage or a cluster does not respond; the runs may not be affected."""
 
     def __init__(self) -> None:
         self._noted = False
 
     def succeed(self) -> None:
-        """Do nothing: an outage is noted once."""
+        """Do nothing: only the first outage is reported."""
 
     def pause_s(self, error: EchelonError | OSError) -> float:
         """Return how long to wait before the next query; raise an error of another kind."""
-        missing = isinstance(error, MissingProgramError)  # such as scontrol: it will stay so
-        passes = isinstance(error, UnavailableError) and not missing
-        if not passes and not (isinstance(error, OSError) and error.errno in AWAY):
+        is_missing = isinstance(error, MissingProgramError)  # such as scontrol: it stays missing
+        is_away = isinstance(error, UnavailableError) and not is_missing
+        if not is_away and not (isinstance(error, OSError) and error.errno in AWAY):
             raise error
         if not self._noted:
             note(f"waiting for the run's storage or cluster: {error}")
@@ -61,11 +61,11 @@ class Screen(Protocol):
     """Shows the output of a run."""
 
     def show(self, *, over: bool) -> bool:
-        """Print what is new; return whether there was anything."""
+        """Print new output; return whether there was any."""
 
 
 class RunWatch:
-    """Looks for the end of a run's job: often at its files, less often at its cluster."""
+    """Detects the end of a run's job; it checks the run's files more often than the cluster."""
 
     def __init__(
         self, run: RunDir, cluster: Cluster, screen: Screen | None = None, clock: Clock = CLOCK
@@ -80,7 +80,7 @@ class RunWatch:
         job = self._find()
         if not job.over:
             return None
-        self._job = None  # another one may follow
+        self._job = None  # the run may continue in another job
         return job
 
     def _find(self) -> Job:
@@ -89,7 +89,7 @@ class RunWatch:
         if count > self._ended:
             self._ended, self._ended_s = count, now_s
         due = now_s - self._asked_s >= _ASK_S or now_s - self._ended_s < _EAGER_S
-        if due or self._job is None or self._job.id.startswith(LOCAL):  # which costs nothing
+        if due or self._job is None or self._job.id.startswith(LOCAL):  # a local query is cheap
             self._job, self._asked_s = current_job(self._run, self.cluster), now_s
         if self._screen:
             self._screen.show(over=self._job.over)
@@ -97,16 +97,16 @@ class RunWatch:
 
 
 def submit_next(run: RunDir, cluster: Cluster) -> bool:
-    """Submit another attempt if the last one asked for it; tell whether it did."""
+    """Submit another attempt if the last one requested it; return whether there is a new one."""
     known = attempts(run)
-    if not known:  # it was never submitted
+    if not known:  # the run was never submitted
         return False
     last = known[-1].number
     ended = outcome(run, last)
     if ended is None or ended.next != "wanted":
         return False
     with claiming_next(run, last) as ours:
-        if not ours:  # another command waits for the run too, and submits it
+        if not ours:  # another command that waits for the run submits the attempt
             return wait_until(lambda: attempts(run)[-1].number > last, timeout_s=_CLAIMED_S)
         attempt = queue_attempt(run, cluster, os.environ, read_script(run, os.environ))
     note(f"{run.run_id} continues {describe_job(attempt.job_id)}")
@@ -114,21 +114,22 @@ def submit_next(run: RunDir, cluster: Cluster) -> bool:
 
 
 def send_owed(run: RunDir) -> None:
-    """Send the notification of the run's end if the controller was killed before it could.
+    """Send the notification of the run's end if the controller was killed before it sent it.
 
-    Only commands that start the run's jobs do this; commands that read a run execute nothing of it.
+    Only commands that start the run's jobs do this; commands that read a run execute none of its
+    programs.
     """
     if not any(run.attempts.glob("*/notify.json")):
         return
     from echelon.launch.controller.notify import PATIENCE_S, Notifier  # noqa: PLC0415
 
-    with suppress(OSError, EchelonError):  # the run has its exit code; this is an extra
+    with suppress(OSError, EchelonError):  # a missing notification does not fail the command
         spec = read_spec(run)
         notifier = Notifier(
             spec.notify, run=run, shell=LocalShell(), environ=os.environ, folder=spec.chdir
         )
-        for wrong in notifier.send_owed(wait_s=PATIENCE_S):
-            note(f"{run.run_id}: --notify: {wrong}")
+        for problem in notifier.send_owed(wait_s=PATIENCE_S):
+            note(f"{run.run_id}: --notify: {problem}")
 
 
 # --- waiting ---------------------------------------------------------------------------------
@@ -142,19 +143,19 @@ def wait_for_run(
     resubmit: bool = False,
     clock: Clock = CLOCK,
 ) -> Job:
-    """Wait until a run ends, over all its jobs; print how it ended, and return the last job.
+    """Wait until a run ends, over all its jobs; print its final state, and return the last job.
 
     Args:
         run: the run.
-        cluster: where it runs.
-        screen: shows its output meanwhile.
-        resubmit: submit the next attempt when the run's own jobs cannot.
+        cluster: where the run was started.
+        screen: shows the run's output meanwhile.
+        resubmit: submit the next attempt if the run's own jobs could not.
         clock: the clock.
     """
     look = patient(RunWatch(run, cluster, screen, clock).look, Outage(), clock)
     while True:
         job = wait_for(look, every_s=LOOK_S, clock=clock)
-        _tell_end(run, job, shown=screen is not None)
+        _note_end(run, job, shown=screen is not None)
         if not resubmit:
             return job
         if not submit_next(run, cluster):
@@ -164,7 +165,7 @@ def wait_for_run(
 
 def wait_for_own_run(run: RunDir, cluster: Cluster, screen: Screen, clock: Clock = CLOCK) -> Job:
     """Wait for a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    known = attempts(run)  # in case its directory is deleted meanwhile
+    known = attempts(run)  # the run directory may be deleted meanwhile
 
     def wait(interrupted: bool) -> Job:
         job = wait_for_run(run, cluster, screen, resubmit=not interrupted, clock=clock)
@@ -186,11 +187,11 @@ def wait_for_own_run(run: RunDir, cluster: Cluster, screen: Screen, clock: Clock
 
 
 def wait_or_end(wait: Callable[[bool], R], end: Callable[[bool], None]) -> R:
-    """Wait for what belongs to this command, and end it if the command is interrupted.
+    """Wait for runs that belong to this command, and end them if the command is interrupted.
 
     Args:
-        wait: waits, and returns the result; its argument is whether there was an interrupt.
-        end: ends what is waited for: immediately, or with time to save. Ctrl-C calls it with
+        wait: waits, and returns the result; its argument is whether Ctrl-C was pressed before.
+        end: ends the runs, immediately if its argument is true. The first Ctrl-C calls it with
             False, a second one and any other exception with True.
     """
     interrupted = False
@@ -222,20 +223,20 @@ def keeping_run(run_id: str, option: str = "") -> Iterator[None]:
         raise
 
 
-def _tell_end(run: RunDir, job: Job, *, shown: bool) -> None:
-    """Print how a run ended, and why unless its own output was shown, which says so."""
+def _note_end(run: RunDir, job: Job, *, shown: bool) -> None:
+    """Print a run's final state, and the cause of a failure unless the output was shown."""
     note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
     if not shown and job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
         note(render(verdict, run=run.path))
-    _sum_up(run)
+    _note_report(run)
 
 
-def _sum_up(run: RunDir) -> None:
-    """Print where the run's time went, and what to change, in a line or two."""
+def _note_report(run: RunDir) -> None:
+    """Print a short report on how the run spent its time."""
     from echelon.monitor.reading import MOST_NODES  # noqa: PLC0415
     from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
 
-    with suppress(Exception):  # the run has its exit code; this is an extra
+    with suppress(Exception):  # a failed report does not fail the command
         if text := render_short(make_report(run, most_nodes=MOST_NODES)):
             note(text)
 
@@ -244,7 +245,7 @@ def _sum_up(run: RunDir) -> None:
 
 
 def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
-    """Ask a run's jobs to stop, a waiting standby first: otherwise it would take over."""
+    """Request a run's jobs to stop, the standby first: otherwise it would take over."""
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
         if is_job_id(attempt.job_id):
@@ -254,7 +255,7 @@ def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
 
 
 def cancel_all(run: RunDir, cluster: Cluster, known: Sequence[Attempt] = ()) -> None:
-    """Cancel a run's jobs, the last first: it may be waiting for the end of the one before."""
+    """Cancel a run's jobs, the last one first, because it may wait for the end of another."""
     for attempt in reversed(attempts(run) or known):
         if is_job_id(attempt.job_id):
             cluster.cancel(attempt.job_id, run_id=run.run_id)

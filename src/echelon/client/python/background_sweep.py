@@ -1,7 +1,7 @@
-"""Many runs at once from Python: a sweep whose tasks call a function with other arguments.
+"""Starts sweeps from Python, whose tasks call a function with different arguments.
 
-On Slurm it is one job array. On this machine and on Ray, a process in the background starts the
-tasks, as many at a time as requested (`main`).
+On Slurm, a sweep is one job array. On this machine and on Ray, a process in the background starts
+the tasks, as many at a time as requested (`main`).
 """
 
 import os
@@ -22,7 +22,7 @@ from echelon.run.sweep import SweepDir, read_table
 
 def start_mapped(prepared: Prepared, target: Target) -> list[LocalRun]:
     """Start all tasks of a new sweep, and return their runs."""
-    assert prepared.table is not None, "the caller knows that it is a sweep"
+    assert prepared.table is not None, "only for sweeps"
     sweep, count = prepared.sweep, len(prepared.table.tasks)
     if isinstance(prepared.cluster, SlurmCluster):
         with sweep.locked():

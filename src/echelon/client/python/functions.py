@@ -1,4 +1,4 @@
-"""Takes a Python function along in a run's code: pickled, with what it needs to be read there."""
+"""Packs a Python function into a run's code: its pickle, and the program that calls it."""
 
 import importlib.machinery
 import inspect
@@ -8,6 +8,7 @@ import pickletools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from echelon.launch import function_call
 from echelon.launch.function_call import ABOUT, FOLDER, FUNCTION, LIBRARY, PROGRAM
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""Arguments: those by position, and those by name."""
+"""Positional arguments and named arguments."""
 MOST_BYTES = 100 * 10**6
-"""The largest function, with its arguments; like the code, it is copied for each run."""
+"""Limit for a function and its arguments, which are copied for each run like the code."""
 _DUMP = b"ccloudpickle\ndump\n."
 _OPEN_CHECKPOINT = b"cechelon.train.checkpoint\nopen_in_run\n."
-"""Pickles of two functions: the program names no import, and here torch is not needed."""
+"""Pickles of two functions, written by hand so that neither this process nor the program imports
+torch for them."""
 _LIBRARIES = ("torch", "echelon")
-"""What matters before the ranks start: whether to import torch, and whether it may resume."""
+"""Libraries whose use matters before the ranks start, for preloading torch and for resumption."""
 _CHECKPOINTER = "Checkpointer"
 
 
@@ -57,14 +59,14 @@ def pack_function(
     checkpoint = find_checkpoint(function)
     for args, options in calls:
         _check_arguments(function, name, args, options, checkpoint)
-    with _carrying(function) as by_value:
+    with _by_value(function) as by_value:
         packed = _pickle(function, name)
         arguments = [_pickle(call, f"an argument of {name}") for call in calls]
     parts = {"function": packed, "calls": arguments, "dump": _DUMP, "checkpoint": _OPEN_CHECKPOINT}
     content = pickle.dumps(parts)
     if len(content) > MOST_BYTES:
         raise UsageError(
-            f"{name} and its arguments are {len(content):,} bytes; at most {MOST_BYTES:,} go along",
+            f"{name} and its arguments are {len(content):,} bytes; the limit is {MOST_BYTES:,}",
             hint="pass the path of a file instead of its data",
         )
     about = {
@@ -79,7 +81,7 @@ def pack_function(
         PROGRAM: _program(uses),
         FUNCTION: content,
         ABOUT: json.dumps(about).encode(),
-        **_library(),
+        **_pickling_library(),
     }
     return PackedFunction(
         name=re.sub(r"\W+", "", name) or "function",
@@ -88,21 +90,21 @@ def pack_function(
 
 
 def find_checkpoint(function: Callable[..., Any]) -> str:
-    """Return the parameter that is to be a Checkpointer; empty if there is none."""
+    """Return the parameter that is annotated as a Checkpointer; empty if there is none."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return ""
     names = getattr(inspect.unwrap(function), "__globals__", {})
-    return next((one.name for one in parameters if _is_ours(one.annotation, names)), "")
+    return next((one.name for one in parameters if _is_checkpointer(one.annotation, names)), "")
 
 
-def _is_ours(kind: Any, names: Mapping[str, Any]) -> bool:
-    """Tell whether an annotation is our Checkpointer, without importing that: it needs torch.
+def _is_checkpointer(kind: Any, names: Mapping[str, Any]) -> bool:
+    """Tell whether an annotation is our Checkpointer, without the import, which needs torch.
 
     Args:
         kind: the annotation, which may be text.
-        names: what names in the text stand for; unknown ones are imported for type checkers only.
+        names: the function's globals; names that are missing are imported for type checkers only.
     """
     if isinstance(kind, str):
         first, _, rest = kind.partition(".")
@@ -139,36 +141,34 @@ def _check_arguments(
 def _pickle(value: object, what: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(value))
-    except Exception as error:  # whatever an object's own method raises
+    except Exception as error:  # the pickling methods of objects can raise any exception
         raise UsageError(
             f"{what} cannot be pickled: {error}",
             hint="create such objects (locks, open files, connections) inside the function",
         ) from error
 
 
-class _carrying:  # noqa: N801  a context manager
-    """Pickles a function's module by value if the ranks could not import it by its name."""
+@contextmanager
+def _by_value(function: Callable[..., Any]) -> Iterator[str]:
+    """Pickle a function's module by value if the ranks could not import it.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        module = sys.modules.get(getattr(function, "__module__", None) or "")
-        self._module = None if module is None or _can_be_imported(module) else module
-
-    def __enter__(self) -> str:
-        """Return the name of a module that is pickled by value; empty if there is none."""
-        if self._module is None:
-            return ""
-        cloudpickle.register_pickle_by_value(self._module)
-        return str(self._module.__name__)
-
-    def __exit__(self, *_: object) -> None:
-        if self._module is not None:
-            cloudpickle.unregister_pickle_by_value(self._module)
+    Yield the name of that module; empty if there is none.
+    """
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or _can_be_imported(module):
+        yield ""
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield module.__name__
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _can_be_imported(module: Any) -> bool:
-    """Tell whether a new process would find the same module: pytest's, for one, it would not."""
+    """Tell whether a new process would import the same module; it would not with one of pytest."""
     if module.__name__ in ("__main__", "__mp_main__"):
-        return True  # by value anyway
+        return True  # cloudpickle always pickles these by value
     places: Sequence[str] | None = None
     name, found = "", None
     for part in module.__name__.split("."):
@@ -176,7 +176,7 @@ def _can_be_imported(module: Any) -> bool:
         try:
             found = importlib.machinery.PathFinder.find_spec(name, places)
             places = list(found.submodule_search_locations or ()) if found else None
-        except (KeyError, ImportError):  # a package that was never imported as one
+        except (KeyError, ImportError):  # the parent package was never imported
             return False
         if found is None:
             return module.__name__ in sys.builtin_module_names
@@ -184,21 +184,21 @@ def _can_be_imported(module: Any) -> bool:
 
 
 def find_libraries(packed: bytes, by_value: str = "") -> set[str]:
-    """Return which of the libraries that matter a pickled function, or its module, names. A guess.
+    """Guess which of `_LIBRARIES` a pickled function and its module use.
 
-    A module that was pickled by value does not count: only what the function uses is there.
+    A module that was pickled by value is not examined: the pickle has only what the function uses.
     """
     found = set()
     for _, value, _ in pickletools.genops(packed):
         if isinstance(value, str):
             found |= {name for name in _LIBRARIES if value == name or value.startswith(f"{name}.")}
             if value not in ("__main__", by_value) and (module := sys.modules.get(value)):
-                found |= {name for name in _LIBRARIES if _has(module, name)}
+                found |= {name for name in _LIBRARIES if _uses(module, name)}
     return found
 
 
-def _has(module: Any, name: str) -> bool:
-    """Tell whether a module of the user's uses a library."""
+def _uses(module: Any, name: str) -> bool:
+    """Tell whether a module of the user has something from a library in its globals."""
     if not getattr(module, "__file__", None) or module.__name__.partition(".")[0] in _LIBRARIES:
         return False
     return any(
@@ -210,7 +210,7 @@ def _has(module: Any, name: str) -> bool:
 
 
 def _program(uses: set[str]) -> bytes:
-    """Return the program, with the imports that its text alone does not show."""
+    """Return the program, with imports of libraries that only the pickled function uses."""
     text = Path(function_call.__file__).read_text()
     if not uses:
         return text.encode()
@@ -218,7 +218,7 @@ def _program(uses: set[str]) -> bytes:
     return f"{text}\n\nif False:  # what the function uses\n{lines}".encode()
 
 
-def _library() -> dict[str, bytes]:
+def _pickling_library() -> dict[str, bytes]:
     folder = Path(cloudpickle.__file__).parent
     return {
         f"{LIBRARY}/{folder.name}/{path.name}": path.read_bytes() for path in folder.glob("*.py")
@@ -226,13 +226,8 @@ def _library() -> dict[str, bytes]:
 
 
 def _list_paths(root: Path) -> list[str]:
-    """Return where modules are searched: folders of the project as relative paths."""
-    return list(dict.fromkeys(_find_inner(root)))
-
-
-def _find_inner(root: Path) -> Iterator[str]:
-    for entry in sys.path:
-        path = Path(entry or ".").resolve()
-        if path.is_dir() and path.is_relative_to(root) and "site-packages" not in path.parts:
-            yield str(path.relative_to(root))
-    yield "."
+    """Return the folders of the project on Python's search path, relative to the project."""
+    paths = [Path(entry or ".").resolve() for entry in sys.path]
+    inner = (path for path in paths if path.is_dir() and path.is_relative_to(root))
+    own = [str(path.relative_to(root)) for path in inner if "site-packages" not in path.parts]
+    return list(dict.fromkeys([*own, "."]))

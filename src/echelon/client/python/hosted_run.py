@@ -1,4 +1,4 @@
-"""A run on another host, and what can be asked of it: each question goes there, by ssh."""
+"""A run on another host, which is queried by ssh."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -31,14 +31,14 @@ class HostedRun:
         jobs: RunJobs | None = None,
         runs: Path | None = None,
     ) -> None:
-        """Create it; nothing is asked yet.
+        """Create the object without a query.
 
         Args:
-            site: where it is.
+            site: where the run is.
             run_id: its id.
             trusts: whether to read results that could execute code of that host here.
-            jobs: knows the run's jobs; by default, the host is asked about this run.
-            runs: the directory of runs there; by default, the host is asked.
+            jobs: the run's jobs; by default, the host is queried about this run.
+            runs: the directory of runs on the host; by default, the host is queried.
         """
         self._site, self._runs = site, runs
         self.run_id, self.trusts, self.place = run_id, trusts, f" on {site.host}"
@@ -53,7 +53,7 @@ class HostedRun:
 
     def verdict(self, job: Job) -> Verdict | None:
         """Return why the run failed."""
-        if job.reason == NEVER_STARTED:  # it has no directory
+        if job.reason == NEVER_STARTED:  # the run has no directory
             return judge([Failure(cause="cancelled", message=job.reason, exit_code=143)])
         found = ask(self._site, ["why", "--json", "--", self.run_id])
         try:
@@ -68,7 +68,7 @@ class HostedRun:
 
     @contextmanager
     def files(self, *patterns: str) -> Iterator[RunDir]:
-        """Bring files of the run here for a while."""
+        """Fetch files of the run into a temporary directory."""
         with fetched(self._site, self.run_id, patterns) as runs:
             yield find_run(runs, self.run_id)
 

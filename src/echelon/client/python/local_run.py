@@ -1,4 +1,4 @@
-"""A run in a directory of this machine, and what can be asked of it."""
+"""A run in a directory of this machine, which is queried at its cluster."""
 
 import math
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ class LocalRun:
     place = ""
 
     def __init__(self, run: RunDir, *, trusts: bool = False, jobs: RunJobs | None = None) -> None:
-        """Create it; nothing is read yet.
+        """Create the object without a query.
 
         Args:
             run: the run.
-            trusts: whether to read results that could execute code of another host, if they were
-                fetched from one.
-            jobs: knows the run's jobs; by default, the run's directory is asked.
+            trusts: whether to read results that were fetched from another host and could execute
+                code of that host.
+            jobs: the run's jobs; by default, those in the run directory.
         """
         self._run, self.run_id, self.trusts = run, run.run_id, trusts
         self.jobs = jobs or directory_jobs(self._run)
@@ -61,7 +61,7 @@ class LocalRun:
             (cancel_all if now else stop_all)(self._run, cluster_of(self._run))
         self.jobs.forget()
 
-    def files(self, *patterns: str) -> AbstractContextManager[RunDir]:  # noqa: ARG002  all are here
+    def files(self, *patterns: str) -> AbstractContextManager[RunDir]:  # noqa: ARG002  the directory has all files
         """Return the run directory."""
         return nullcontext(self._run)
 
@@ -88,7 +88,7 @@ class LocalRun:
 
 
 class _Lines:
-    """Reads what is new in a run's output."""
+    """Reads the new lines of a run's output."""
 
     def __init__(self, run: RunDir, rank: int | None) -> None:
         self._run, self._rank = run, rank

@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class RequestOptions(TypedDict, total=False):
-    """Everything that a request can say; the keys are those of echelon.toml.
+    """All keys of a request, which are also those of echelon.toml.
 
-    They are written out for type checkers and editors; a test compares them with `JobSpec`.
+    They are listed for type checkers and editors; a test compares them with `JobSpec`.
     """
 
     on: str
@@ -181,27 +181,19 @@ class Request:
         Raises:
             UsageError: there are not equally many of each, or see `submit`.
         """
-        columns = {name: _list_values(name, column) for name, column in values.items()}
-        by_place = (
-            [_list_values(f"argument {n}", one) for n, one in enumerate(args, start=1)]
-            if callable(what)
-            else []
-        )
-        lengths = {len(one) for one in (*by_place, *columns.values())}
-        if len(lengths) != 1:
-            named = {**{f"argument {n}": one for n, one in enumerate(by_place, start=1)}, **columns}
-            told = ", ".join(f"{name}: {len(column)}" for name, column in named.items())
+        positional = args if callable(what) else ()
+        named = {f"argument {n}": column for n, column in enumerate(positional, start=1)} | values
+        columns = {name: _list_values(name, column) for name, column in named.items()}
+        if len({len(column) for column in columns.values()}) != 1:
+            counts = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
             raise UsageError(
-                f"not equally many values of each ({told or 'none are given'})",
+                f"not equally many values of each ({counts or 'none are given'})",
                 hint="for all combinations, use grid",
             )
-        count = lengths.pop()
+        first = len(positional)
         calls: list[Call] = [
-            (
-                tuple(one[n] for one in by_place),
-                {name: column[n] for name, column in columns.items()},
-            )
-            for n in range(count)
+            (row[:first], dict(zip(values, row[first:], strict=True)))
+            for row in zip(*columns.values(), strict=True)
         ]
         return self._start_all(what, args, calls)
 
@@ -284,7 +276,7 @@ class Request:
 
 
 def _list_values(name: str, values: object) -> list[Any]:
-    """Return the values of a parameter; text is one value, and most likely a mistake."""
+    """Return the values of a parameter; refuse text, which is a single value."""
     if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
         return list(values)
     raise UsageError(
@@ -293,11 +285,12 @@ def _list_values(name: str, values: object) -> list[Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a value as the readers of keys take it, which nobody else can change."""
+    """Return a value for the readers of keys, as a copy that the caller cannot change."""
     if isinstance(value, Mapping):
         return dict(value)
-    listed = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-    return list(value) if listed and isinstance(value, Iterable) else value
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return list(value)
+    return value
 
 
 def _pack(
@@ -316,7 +309,7 @@ def _pack(
         spec,
         script=str(root / FOLDER / PROGRAM),
         name=spec.name or packed.name,
-        # The Python that the function comes from, if the request names none.
+        # Without a Python in the request, the one that pickled the function can also unpickle it.
         python=spec.python if chosen else sys.executable,
     )
     return replace_fields(merged, spec=spec), packed.files

@@ -1,7 +1,7 @@
-"""Reads what functions returned, from the run directory.
+"""Reads the results of functions from the run directory.
 
-A pickle executes code of whoever wrote it, so it is read only from files that nobody else could
-have written. What comes from another host is read from JSON and the bytes of arrays, which
+A pickle can execute code, so it is read only from files that no other user could have written.
+Results from another host are read from JSON and the bytes of arrays, which
 `launch/function_call.py` writes beside the pickle.
 """
 
@@ -40,6 +40,7 @@ _MOST_KEYS = 20_000
 Text does not: its hash is random. Nor do 0, 1, 2 … in this order.
 """
 _MOST_SIZES = 32
+"""Limit of dimensions of an array."""
 
 
 def is_function(run: RunDir) -> bool:
@@ -58,13 +59,13 @@ def read_results(run: RunDir, *, every: bool, plain: bool = False) -> list[Any]:
 
     Args:
         run: the run.
-        every: whether to read those of all ranks.
+        every: whether to read the results of all ranks.
         plain: whether to read only plain data.
 
     Raises:
         NotFoundError: a result is missing.
-        NotPermittedError: another user could have written it, or it is not plain.
-        UnavailableError: it is damaged.
+        NotPermittedError: another user could have written a result, or it is not plain data.
+        UnavailableError: a result is damaged.
     """
     size, first = _read(run, 0, plain=plain)
     others = range(1, size if every else 1)
@@ -89,7 +90,7 @@ def _read(run: RunDir, rank: int, *, plain: bool) -> tuple[int, Any]:
         ) from error
     except NotPermittedError:
         raise
-    except Exception as error:  # a damaged pickle may raise anything
+    except Exception as error:  # a damaged pickle can raise any exception
         raise UnavailableError(
             f"the result of rank {rank} cannot be read: {path}: {type(error).__name__}: {error}",
             hint="it is damaged, or needs a module that this Python does not have",
@@ -98,16 +99,16 @@ def _read(run: RunDir, rank: int, *, plain: bool) -> tuple[int, Any]:
 
 def _read_pickle(file: IO[bytes]) -> tuple[int, Any]:
     size = int(json.loads(file.readline(1 << 10))["world_size"])
-    return size, pickle.load(file)  # noqa: S301  nobody else could have written it
+    return size, pickle.load(file)  # noqa: S301  no other user could have written it
 
 
 def read_data(file: IO[bytes]) -> tuple[int, Any]:
     """Return the number of ranks and the result, from a file of `write_data`.
 
-    Nothing in the file names code, and no more memory is used than the file has bytes of arrays.
+    The file cannot name code to execute. Arrays take no more memory than their bytes in the file.
 
     Raises:
-        NotPermittedError: there is only a pickle of the result.
+        NotPermittedError: the result exists only as a pickle.
         Exception: the file is damaged.
     """
     line = file.readline(MOST_TEXT + (1 << 10))
@@ -131,7 +132,7 @@ def _refuse(what: str) -> NotPermittedError:
 
 
 class _Reader:
-    """Makes values from their descriptions, and the bytes that follow these in a file."""
+    """Makes values from their descriptions, and from the bytes of arrays that follow in a file."""
 
     def __init__(self, file: IO[bytes], left: int) -> None:
         if left > MOST_BYTES:
@@ -194,7 +195,7 @@ class _Reader:
         code, shape = about
         if not DTYPE.fullmatch(code):
             raise ValueError(f"an array of {code[:40]!r}")
-        numpy = import_module("numpy")  # by name: no command needs it
+        numpy = import_module("numpy")  # imported by its name, because no command needs it
         kind = numpy.dtype(code)
         shape, data = self._take_array(shape, kind.itemsize, is_bool=kind.kind == "b")
         if kind.kind == "U" and data:

@@ -1,4 +1,4 @@
-"""Runs as Python sees them: views, which hold no state of their own."""
+"""The runs of the Python interface: views without state of their own."""
 
 import asyncio
 import contextlib
@@ -27,17 +27,17 @@ from echelon.run.verdict import Verdict, render
 
 T = TypeVar("T")
 _ASK_S = 1.0
-"""Seconds between two queries about runs that are waited for together."""
+"""Seconds between two queries by `as_completed`."""
 _MOST_SHOWN = 4000
-"""Letters of a rank's traceback that an error shows."""
+"""How many characters of a rank's traceback an error shows."""
 
 
 class RunSource(Protocol):
-    """Where a run is, and how it is asked there."""
+    """Access to a run, on this machine or on a host."""
 
     run_id: str
     place: str
-    """What `repr` shows of it: ` on HOST`, or nothing."""
+    """The end of `repr`: ` on HOST`, or empty."""
     trusts: bool
     """Whether to read results that could execute code of another host here."""
     jobs: RunJobs
@@ -55,20 +55,19 @@ class RunSource(Protocol):
         """Yield what ranks have printed."""
 
     def files(self, *patterns: str) -> AbstractContextManager[RunDir]:
-        """Return the run directory with these files, or a copy that exists for a while."""
+        """Return the run directory, or a temporary copy with these files."""
 
 
 class Run(Generic[T]):
     """A run, by its id: `echelon.Run("train-ab12")`.
 
-    It reads the run's directory whenever it is asked, so it also works in another process, and
-    after a reboot.
+    Each call reads the run directory, so a view also works in another process, and after a reboot.
     """
 
     def __init__(
         self, name: str = "last", *, runs_dir: str | Path = "", trust_host: bool = False
     ) -> None:
-        """Find a run; one that was submitted to another host is asked about there.
+        """Find a run, on this machine or on the host to which it was submitted.
 
         Args:
             name: its id, a unique prefix of it, a job's id, or `last`.
@@ -88,7 +87,7 @@ class Run(Generic[T]):
 
     @classmethod
     def of(cls, source: RunSource) -> "Run[T]":
-        """Return the view of a run that was found already."""
+        """Return a view of a run."""
         made = object.__new__(cls)
         made._source = source
         return made
@@ -162,7 +161,7 @@ class Run(Generic[T]):
         with self._source.files("spec.toml") as run:
             if not is_function(run):
                 return [cast("T", None)]
-            # Fetched files are as little trusted as they were on their host.
+            # Fetched files are from another host, whose pickles are not trusted either.
             plain = (run.path / FETCHED).exists() and not self._source.trusts
         with self._source.files("spec.toml", name_files(every=every, plain=plain)) as run:
             return read_results(run, every=every, plain=plain)
@@ -198,7 +197,7 @@ class Run(Generic[T]):
         try:
             with self._source.files("spec.toml", "metrics.jsonl") as run:
                 return _read_metrics(run)
-        except NotFoundError:  # a run on a host has logged nothing
+        except NotFoundError:  # a run on a host has logged no metrics
             return {"step": []}
 
     def __await__(self) -> Generator[object, None, T]:
@@ -206,7 +205,7 @@ class Run(Generic[T]):
 
     async def _await(self) -> T:
         while True:
-            # In short pieces: a thread cannot be ended if the task is cancelled.
+            # A thread cannot be cancelled with its task, so each one waits only for a short time.
             with contextlib.suppress(TimedOutError):
                 return await asyncio.to_thread(self.result, _ASK_S)
 
@@ -292,15 +291,15 @@ def _read_metrics(run: RunDir) -> dict[str, list[float]]:
 
 def _failure(run_id: str, job: Job, verdict: Verdict | None) -> RunFailedError:
     """Return the error of a run that has no result."""
-    said = traceback = ""
+    message = traceback = ""
     if verdict is not None:
         failure = verdict.failure
         who = f" on rank {failure.rank}" if failure.rank is not None else ""
         where = f" ({failure.node})" if failure.node else ""
-        said = f": {failure.message}{who}{where}"
+        message = f": {failure.message}{who}{where}"
         traceback = failure.traceback[-_MOST_SHOWN:]
     error = RunFailedError(
-        f"the run '{run_id}' is {job.state}{said}", hint=f"more: echelon why {run_id}"
+        f"the run '{run_id}' is {job.state}{message}", hint=f"more: echelon why {run_id}"
     )
     if traceback:
         error.add_note(f"On the rank:\n{traceback}")

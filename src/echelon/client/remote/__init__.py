@@ -1,1 +1,1 @@
-"""A login host by ssh: call a command there, send a project, fetch files."""
+"""Execute commands, send projects and fetch files on a login host by ssh."""

@@ -1,8 +1,8 @@
-"""Brings files of a run from a cluster's login host to this machine.
+"""Copies files of a run from a cluster's login host to this machine.
 
 The host lists the files, the receiver answers which it needs and from which byte, and the host
-sends these. A file that has not arrived as a whole stays as a `.part` file beside its place, which
-the next call continues if the source is still the same.
+sends these. A file that was received in part is kept as a `.part` file in the same folder. The next
+call continues it if the source is still the same.
 """
 
 import fcntl
@@ -29,28 +29,28 @@ DEFAULT_WANTED = (
     *("spec.toml", "code.json", "job.sbatch", "verdict.json", "metrics.jsonl", "saved"),
     *("tracker", "mlflow", "attempts", "events", "logs", "telemetry", "tensorboard", "wandb"),
 )
-"""What is fetched without patterns: not checkpoints, code and launcher."""
+"""Entries that are fetched by default: all but checkpoints, code and launcher."""
 MOST_ENTRIES = 100_000
-"""How many files and folders are fetched at once: a host could create any number of them here."""
+"""Limit of files and folders per call, because a host could create any number of them here."""
 _ACTED_ON = re.compile(
     r"(?:^|/)(?:\.(?!(?:metadata|zarray|zattrs|zgroup|zmetadata)\Z)|head\Z|git~[0-9]"
     r"|(?:pip\.(?:conf|ini)|pyvenv\.cfg)\Z|(?:site|user)customize(?:[./]|\Z))"
     r"|[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]",
     re.IGNORECASE,
 )
-"""In paths with names on which git, shells, direnv, editors, pip or Python act by themselves.
+"""Matches paths with names that git, shells, direnv, editors, pip or Python read on their own.
 
-Nearly all are hidden; hidden files of data (a checkpoint's `.metadata`, Zarr's) are not meant. A
-folder with a file `HEAD` can be a repository. On some file systems, `git~1` is another name of
-`.git`, and the last characters are no part of a name.
+Nearly all these names are hidden; hidden data files (a checkpoint's `.metadata`, Zarr's files) do
+not match. A folder with a file `HEAD` can be a repository. Some file systems accept `git~1` for
+`.git`, and ignore the invisible characters at the end of the pattern.
 """
-_MOST_TIME_NS = 1 << 63
 _PIECE_BYTES = 1 << 16
+"""How many received bytes are written at a time."""
 _PART = re.compile(r"\.echelon-([0-9a-f]{16})-[0-9]+-[0-9]+\.part")
-"""The name of a part: a digest of the file's name, then the size and time of its source."""
+"""The name of a `.part` file: a digest of the file's name, the size and the time of its source."""
 
 Progress = Callable[[int, int], None]
-"""Is called with the number of bytes that were transferred, and of all that are to be."""
+"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
 
 
 class RunFile(NamedTuple):
@@ -63,16 +63,16 @@ class RunFile(NamedTuple):
 
 @frozen
 class Fetched:
-    """What was brought here."""
+    """Counts of what `receive_files` did."""
 
     files: int
     """How many files were transferred."""
     size: int
     """How many bytes were transferred."""
     unchanged: int
-    """How many files were already here."""
+    """How many files existed already."""
     warnings: tuple[str, ...]
-    """For the user: files that were left out."""
+    """Messages for the user about files that were left out."""
 
 
 def send_files(run_path: Path, wanted: Sequence[str], stream: Stream) -> None:
@@ -82,9 +82,9 @@ def send_files(run_path: Path, wanted: Sequence[str], stream: Stream) -> None:
 
     Args:
         run_path: the run directory.
-        wanted: glob patterns relative to it, such as `logs/*.out`; a folder stands for everything
+        wanted: glob patterns relative to it, such as `logs/*.out`; a folder stands for all files
             in it, and `**` for any number of folders. Empty for `DEFAULT_WANTED`.
-        stream: leads to the receiver.
+        stream: the connection to the receiver.
 
     Raises:
         NotFoundError: a pattern matches nothing.
@@ -131,10 +131,10 @@ def list_files(run_path: Path, wanted: Sequence[str]) -> dict[str, Entry]:
 
 
 def parse_wanted(wanted: Sequence[str]) -> dict[str, re.Pattern[str]]:
-    """Return a pattern for the paths that each glob pattern stands for. Pure.
+    """Return a regular expression for each glob pattern. Pure.
 
     Raises:
-        UsageError: one leads out of the run directory.
+        UsageError: a pattern leads out of the run directory.
     """
     for one in wanted:
         if not is_inner(one.rstrip("/")):
@@ -146,15 +146,15 @@ def parse_wanted(wanted: Sequence[str]) -> dict[str, re.Pattern[str]]:
 
 
 def _may_begin(wanted: str, name: str) -> bool:
-    """Tell whether a pattern may match something in an entry of the run directory."""
+    """Tell whether a pattern may match a path that begins with an entry of the run directory."""
     first = wanted.partition("/")[0]
     return "**" in first or parse_ignore(f"/{first}").fullmatch(name) is not None
 
 
 def _send_file(tree: Tree, listed: Entry, offset: int, stream: Stream) -> None:
-    """Send a file from an offset to the size that was listed: it may be growing.
+    """Send a file from an offset to the size that was listed, because it may be growing.
 
-    A file that was replaced is sent as it is now. One that became shorter is not sent.
+    A file that was replaced is sent as it is now. A file that became shorter is not sent.
     """
     path = listed.path
     try:
@@ -199,30 +199,26 @@ def receive_files(
     """Receive files of a run from `send_files`.
 
     Args:
-        folder: where to put them; it is created, accessible by its owner alone.
+        folder: the destination; it is created, accessible by its owner alone.
         wanted: the same patterns as for `send_files`: files that match none are refused.
-        stream: leads to the host.
-        progress: is called as bytes arrive.
-        every_name: receive files too whose names programs act on, for a folder that is removed.
+        stream: the connection to the host.
+        progress: called as bytes arrive.
+        every_name: also receive files with names that programs act on.
 
     Raises:
         ConflictError: another process fetches into the same folder.
         NotFoundError: a pattern matches nothing.
-        NotPermittedError: the host sends a path that leads elsewhere, or was not asked for.
-        UnavailableError: the connection is lost, or the disk is full; what has arrived is kept.
+        NotPermittedError: the host sends a path that leads out of the run, or was not requested.
+        UnavailableError: the connection is lost, or the disk is full; received bytes are kept.
     """
     patterns = list(parse_wanted(wanted).values())
     files = _parse_listing(stream.receive(), patterns, stream)
     refused = [] if every_name else [path for path in files if _ACTED_ON.search(path)]
     for path in refused:
         del files[path]
-    with naming_folder(folder), _hold(folder) as tree:
+    with naming_folder(folder), _lock(folder) as tree:
         stale = _find_stale(tree, files)
-        needs = {
-            path: _measure_part(tree, path, file)
-            for path, file in files.items()
-            if not _is_here(tree, path, file)
-        }
+        needs = _find_needs(tree, files)
         stream.send({"needs": needs})
         receiver = _Receiver(tree, stream, files, needs, progress)
         for path in needs:
@@ -277,15 +273,15 @@ def _warn_refused(paths: Sequence[str]) -> list[str]:
 
 
 def _parse_file(size: Any, mtime_ns: Any, executable: bool, stream: Stream) -> RunFile:
-    count, time_ns = to_count(size), to_count(mtime_ns, below=_MOST_TIME_NS)
+    count, time_ns = to_count(size), to_count(mtime_ns, below=1 << 63)
     if count is None or time_ns is None:
         raise stream.refuse("a file without size or time")
     return RunFile(count, time_ns, executable)
 
 
 @contextmanager
-def _hold(folder: Path) -> Iterator[Tree]:
-    """Yield a folder into which no other process fetches meanwhile."""
+def _lock(folder: Path) -> Iterator[Tree]:
+    """Lock a folder, so that no other process fetches into it."""
     make_private(folder)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -295,7 +291,7 @@ def _hold(folder: Path) -> Iterator[Tree]:
             raise ConflictError(
                 f"another process fetches into {folder}", hint="wait until it is done"
             ) from error
-        except OSError:  # NFS has no locks for folders
+        except OSError:  # NFS cannot lock folders
             pass
         with Tree(folder) as tree:
             yield tree
@@ -303,48 +299,48 @@ def _hold(folder: Path) -> Iterator[Tree]:
         os.close(handle)
 
 
-def _is_here(tree: Tree, path: str, file: RunFile) -> bool:
-    status = tree.find(path)
-    if status is None or not stat.S_ISREG(status.st_mode):
-        return False
-    return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
-
-
-def _measure_part(tree: Tree, path: str, file: RunFile) -> int:
-    """Return how many bytes of a file have arrived."""
-    status = tree.find(_part(path, file))
-    whole = status is not None and stat.S_ISREG(status.st_mode) and status.st_size <= file.size
-    return status.st_size if status is not None and whole else 0
+def _find_needs(tree: Tree, files: Mapping[str, RunFile]) -> dict[str, int]:
+    """Return the needed files, and how many bytes of each an earlier call has received."""
+    needs = {}
+    for path, file in files.items():
+        here = tree.find(path)
+        is_file = here and stat.S_ISREG(here.st_mode)
+        if here and is_file and (here.st_size, here.st_mtime_ns) == (file.size, file.mtime_ns):
+            continue
+        part = tree.find(_part(path, file))
+        resumes = part and stat.S_ISREG(part.st_mode) and part.st_size <= file.size
+        needs[path] = part.st_size if part and resumes else 0
+    return needs
 
 
 def _part(path: str, file: RunFile) -> str:
     folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}.echelon-{_mark(name)}-{file.size}-{file.mtime_ns}.part"
+    return f"{folder}{slash}.echelon-{_digest(name)}-{file.size}-{file.mtime_ns}.part"
 
 
-def _mark(name: str) -> str:
+def _digest(name: str) -> str:
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def _find_stale(tree: Tree, files: Mapping[str, RunFile]) -> list[str]:
-    """Return the parts of listed files whose sources have changed since."""
+    """Return the `.part` files of listed files whose sources have changed since."""
     names: dict[str, set[str]] = {}
     current = {_part(path, file) for path, file in files.items()}
     for path in files:
         folder, slash, name = path.rpartition("/")
-        names.setdefault(f"{folder}{slash}", set()).add(_mark(name))
+        names.setdefault(f"{folder}{slash}", set()).add(_digest(name))
     return [
         f"{folder}{name}"
-        for folder, marks in names.items()
+        for folder, digests in names.items()
         for name in tree.list_names(folder.rstrip("/"))
         if (found := _PART.fullmatch(name))
-        and found[1] in marks
+        and found[1] in digests
         and f"{folder}{name}" not in current
     ]
 
 
 class _Receiver:
-    """Receives the files that are needed, in the order in which they were asked for."""
+    """Receives the needed files, in the order in which they were requested."""
 
     def __init__(
         self,
@@ -356,7 +352,7 @@ class _Receiver:
     ) -> None:
         self._tree, self._stream, self._progress = tree, stream, progress
         self._files, self._needs = files, needs
-        self._all = sum(files[path].size - offset for path, offset in needs.items())
+        self._total = sum(files[path].size - offset for path, offset in needs.items())
         self.count, self.size = 0, 0
         self.warnings: list[str] = []
 
@@ -386,7 +382,7 @@ class _Receiver:
             self._tree.remove(_part(path, listed))
 
     def _fill(self, path: str, part: str, file: RunFile, offset: int) -> bool:
-        """Write what arrives; return whether it is the whole file."""
+        """Write the received bytes; return whether the file is complete."""
         with self._tree.append(part) as target:
             if os.fstat(target.fileno()).st_size != offset:
                 raise ConflictError(
@@ -402,12 +398,14 @@ class _Receiver:
                 if not count or count > file.size - offset:
                     raise self._stream.refuse(f"a wrong number of bytes for '{path}'")
                 offset += count
-                while count:  # in small pieces: those that arrive before a cut are not sent again
+                while (
+                    count
+                ):  # in small pieces, so that little is sent again after a lost connection
                     data = self._stream.read(min(count, _PIECE_BYTES))
                     target.write(data)
                     count -= len(data)
                     self.size += len(data)
-                    self._progress(self.size, max(self._all, self.size))
+                    self._progress(self.size, max(self._total, self.size))
             target.flush()
             os.fchmod(target.fileno(), 0o700 if file.executable else 0o600)
             os.fsync(target.fileno())

@@ -1,4 +1,4 @@
-"""Files of runs on other hosts: brought here, for the user or for what reads them."""
+"""Fetches files of runs on other hosts, for the user or into a temporary directory."""
 
 import contextlib
 import re
@@ -25,47 +25,45 @@ def bring_files(
     *,
     every_name: bool = False,
 ) -> tuple[Path, "Fetched"]:
-    """Bring files of a run here, however often the connection breaks.
+    """Fetch files of a run, and connect again whenever the connection is lost.
 
     Args:
         site: where the run is.
         name: the run.
         patterns: its files; see `send_files`.
         place: returns the folder for a run's id.
-        progress: is told the bytes that arrived, and all of them.
+        progress: called with the number of received bytes, and with the number of all bytes.
         every_name: see `receive_files`.
 
     Returns:
-        the folder, and what was brought.
+        The folder, and counts of the fetched files.
     """
     from echelon.client.remote.fetching import receive_files  # noqa: PLC0415
     from echelon.clusters.ssh.call import SEND, Call  # noqa: PLC0415
 
-    found: list[tuple[Path, Fetched]] = []
-
-    def step() -> int:
+    def step() -> "tuple[Path, Fetched]":
         call = Call(argv=(SEND,), folder=site.workdir, framed=False)
         with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
             stream.send({"run": name, "patterns": list(patterns)})
             folder = claim_folder(place, name, str(stream.receive().get("run", "")))
-            got = receive_files(folder, patterns, stream, progress, every_name=every_name)
-            found.append((folder, got))
-        return 0
+            found = receive_files(folder, patterns, stream, progress, every_name=every_name)
+        return folder, found
 
-    keep_trying(step)
-    return found[-1]
+    return keep_trying(step)
 
 
 def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
-    """Return the folder for a run, which holds nothing else.
+    """Create the folder for a run, unless it exists, and return it.
 
     Raises:
-        NotPermittedError: the host names another run, or something that is none.
-        ConflictError: there are other files in the folder.
+        NotPermittedError: the host answers with another run, or with an invalid id.
+        ConflictError: the folder contains other files.
     """
-    asked = name == "last" or name.isdecimal() or run_id.startswith(name)
-    # Of the form that `name_run` gives, so that no new folder can be a package, such as `torch`.
-    if not asked or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*-[a-z2-9]{4}(-[0-9]+)?", run_id):
+    requested = name == "last" or name.isdecimal() or run_id.startswith(name)
+    # Only ids as `name_run` makes them, so that a new folder cannot be a package, such as `torch`.
+    if not requested or not re.fullmatch(
+        r"[A-Za-z0-9][A-Za-z0-9._-]*-[a-z2-9]{4}(-[0-9]+)?", run_id
+    ):
         raise NotPermittedError(
             f"the host answered with the run '{run_id[:80]}' instead of '{name}'",
             hint="use the same version of Echelon on both ends",
@@ -85,7 +83,7 @@ def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
 
 @contextlib.contextmanager
 def fetched(site: "Site", name: str, patterns: Sequence[str]) -> Iterator[Path]:
-    """Bring files of a run into a temporary directory of runs; yield that one."""
+    """Fetch files of a run into a temporary directory of runs, and yield that directory."""
     import tempfile  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="echelon-") as folder:

@@ -1,7 +1,7 @@
-"""The runs that were submitted from this machine to other hosts, and where they are.
+"""The register of runs that were submitted from this machine to other hosts.
 
-One line of JSON per run, in the user's state folder. The run itself is on the host; this only says
-where to ask.
+It is a file in the user's state folder with one line of JSON per run, which names the host of the
+run and the working directory there.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ class RemoteRun:
     """ISO time, UTC."""
     site: Site
     sweep: bool = False
-    """It is a sweep."""
+    """Whether it is a sweep."""
 
 
 def record_run(
     run_id: str, project: Path, site: Site, environ: Mapping[str, str], *, sweep: bool = False
 ) -> None:
-    """Remember where a run or sweep is.
+    """Record where a run or sweep is.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the register cannot be written.
     """
     folder = state_folder(environ)
     if folder is None:
@@ -57,13 +57,13 @@ def record_run(
 
 
 def forget_run(run_id: str, environ: Mapping[str, str]) -> None:
-    """Forget a run that was not submitted after all."""
+    """Remove a run whose submission failed from the register."""
     if folder := state_folder(environ):
         append_line(folder / _FILE, json.dumps({"run": run_id, "gone": True}))
 
 
 def read_register(environ: Mapping[str, str]) -> list[RemoteRun]:
-    """Return what is known, the oldest first; damaged lines are left out."""
+    """Return the registered runs, the oldest first; damaged lines are ignored."""
     folder = state_folder(environ)
     if folder is None:
         return []
@@ -85,7 +85,7 @@ def read_register(environ: Mapping[str, str]) -> list[RemoteRun]:
 def find_entry(
     known: list[RemoteRun], name: str, project: Path, *, sweep: bool = False
 ) -> RemoteRun | None:
-    """Return the run or sweep that a name means: its id, a unique prefix of it, or `last`. Pure.
+    """Return the run or sweep with an id, a unique prefix of it, or `last`. Pure.
 
     Raises:
         UsageError: the prefix is ambiguous.
@@ -114,4 +114,4 @@ def is_task(run_id: str, sweep_id: str) -> bool:
 
 def is_inside(folder: Path, project: str) -> bool:
     """Tell whether a folder belongs to a project. Pure."""
-    return folder == Path(project) or Path(project) in folder.parents
+    return folder.is_relative_to(project)

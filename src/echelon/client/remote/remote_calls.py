@@ -1,4 +1,4 @@
-"""Runs on other hosts: where they are, and how to ask there, by ssh."""
+"""Executes Echelon's commands on other hosts by ssh, and connects again after a lost connection."""
 
 import contextlib
 import json
@@ -23,18 +23,18 @@ R = TypeVar("R")
 _MOST_CUTS = 2
 """How often ssh may exit without a message before the first connection is made."""
 _RETRY_S = (1, 2, 4, 8, 15)
-"""Seconds before the next attempt to connect; the last one again and again."""
-_TELL_S = 5.0
-"""Seconds between two lines about the progress of a transfer."""
+"""Seconds before each attempt to connect; the last value is repeated."""
+_PROGRESS_S = 5.0
+"""Seconds between two notes about the progress of a transfer."""
 _STEADY_S = 60
-"""A connection that lasted so long is not counted among failed ones."""
+"""A connection that lasted longer ends a series of failed attempts."""
 
 
 # --- which host -------------------------------------------------------------------------------
 
 
 def make_site(request: "Merged", folder: Path, script: Path | None) -> "Site | None":
-    """Return where a request goes; None if that is this machine."""
+    """Return the site of a request; None for this machine."""
     from echelon.client.code.code_listing import find_root  # noqa: PLC0415
     from echelon.clusters.ssh.site import Site, check_host, default_workdir  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
@@ -55,7 +55,7 @@ def make_site(request: "Merged", folder: Path, script: Path | None) -> "Site | N
     )
 
 
-# --- asking there -----------------------------------------------------------------------------
+# --- commands on the host ---------------------------------------------------------------------
 
 
 def open_host(site: "Site") -> "Host":
@@ -67,7 +67,7 @@ def open_host(site: "Site") -> "Host":
 
 
 def start(site: "Site", argv: Sequence[str], *, attached: bool = False) -> "Talk":
-    """Start a command on a site's host; what it prints comes in frames."""
+    """Start a command on a site's host; its output is received in frames."""
     from echelon.clusters.ssh.call import Call  # noqa: PLC0415
 
     size = shutil.get_terminal_size()
@@ -85,7 +85,7 @@ def start(site: "Site", argv: Sequence[str], *, attached: bool = False) -> "Talk
 
 @contextlib.contextmanager
 def talking(talk: "Talk") -> Iterator["Talk"]:
-    """End a conversation when the block does."""
+    """Close a connection at the end of the block."""
     try:
         yield talk
     except BaseException:
@@ -95,15 +95,15 @@ def talking(talk: "Talk") -> Iterator["Talk"]:
 
 
 def ask(site: "Site", argv: Sequence[str], keys: Collection[str] = ()) -> dict[str, Any]:
-    """Execute a command that prints a JSON object on a site's host, and return that.
+    """Execute a command that prints a JSON object on a site's host, and return the object.
 
     Args:
-        site: where it is executed.
-        argv: the command's words.
-        keys: what the object has to have; without any, it may also be null.
+        site: where to execute the command.
+        argv: the words of the command.
+        keys: required keys of the object; without any, the output may also be null.
 
     Raises:
-        EchelonError: it failed there.
+        EchelonError: the command failed, or its output is not such an object.
     """
     found = ask_any(site, argv)
     if found is None and not keys:
@@ -114,63 +114,63 @@ def ask(site: "Site", argv: Sequence[str], keys: Collection[str] = ()) -> dict[s
 
 
 def ask_any(site: "Site", argv: Sequence[str]) -> Any:
-    """Execute a command that prints JSON on a site's host, and return that.
+    """Execute a command that prints JSON on a site's host, and return the parsed value.
 
     Raises:
-        EchelonError: it failed there.
+        EchelonError: the command failed, or its output is not JSON.
     """
-    said = run_there(site, argv)
+    output = run_there(site, argv)
     try:
-        return json.loads(said)
+        return json.loads(output)
     except (ValueError, RecursionError) as error:
-        raise unexpected(site, argv[0], said) from error
+        raise unexpected(site, argv[0], output) from error
 
 
-def unexpected(site: "Site", command: str, said: object) -> UnavailableError:
-    """Return the error about an answer that has another form than expected."""
+def unexpected(site: "Site", command: str, answer: object) -> UnavailableError:
+    """Return the error about an answer of an unexpected form."""
     return UnavailableError(
-        f"unexpected answer from {site.host} to {command}: {str(said)[:80]!r}",
+        f"unexpected answer from {site.host} to {command}: {str(answer)[:80]!r}",
         hint="use the same version of Echelon on both ends; try again",
     )
 
 
 def run_there(site: "Site", argv: Sequence[str]) -> str:
-    """Execute a command on a site's host, and return what it prints.
+    """Execute a command on a site's host, and return its output.
 
     Raises:
-        EchelonError: it failed there.
+        EchelonError: the command failed.
     """
-    said: dict[str, list[str]] = {"out": [], "err": []}
+    output: dict[str, list[str]] = {"out": [], "err": []}
     with talking(start(site, argv)) as talk:
         for kind, value in talk.frames():
             if kind == "end" and value:
-                what = "".join(said["err"]).strip() or f"exit code {value}"
+                what = "".join(output["err"]).strip() or f"exit code {value}"
                 raise EchelonError(what, hint=f"on the host: echelon {' '.join(argv)}")
-            said.get(kind, []).append(str(value))
-    return "".join(said["out"])
+            output.get(kind, []).append(str(value))
+    return "".join(output["out"])
 
 
-# --- connections that break -------------------------------------------------------------------
+# --- lost connections -------------------------------------------------------------------------
 
 
 class Retries:
-    """Decides whether to connect again; the first connection must come about."""
+    """Decides whether to connect again after an error; the first connection must succeed."""
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
         self._connected, self._tries, self._cut = False, 0, 0
         self._began_s = clock.now_s()
-        """When the current connection was attempted."""
+        """When the last attempt to connect began."""
 
     def succeed(self) -> None:
-        """Note that there was a connection."""
+        """Record that there was a connection."""
         self._connected, self._tries = True, 0
 
     def pause_s(self, error: EchelonError | OSError) -> float:
         """Return how long to wait before the next attempt.
 
         Raises:
-            EchelonError: there was no connection at the start, or the host refuses a later one.
+            EchelonError: the first connection failed, or the host refuses a later one.
         """
         from echelon.clusters.ssh.failures import CutError, UnreachableError  # noqa: PLC0415
         from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
@@ -179,7 +179,7 @@ class Retries:
         if isinstance(error, LostConnectionError):
             self._connected = True
         elif isinstance(error, CutError) and self._cut <= _MOST_CUTS:
-            pass  # most likely that of an earlier command, which this one shared
+            pass  # the lost connection was probably shared with an earlier command
         elif not isinstance(error, UnreachableError) or not self._connected:
             raise error
         now_s = self._clock.now_s()
@@ -194,10 +194,10 @@ class Retries:
 
 
 def keep_trying(step: Callable[[], R], clock: Clock = CLOCK) -> R:
-    """Repeat a step whose connection breaks, until it ends by itself; the first one must connect.
+    """Repeat a step after each lost connection; the first connection must succeed.
 
     Raises:
-        EchelonError: there is no connection at the start, or the host refuses a later one.
+        EchelonError: the first connection failed, or the host refuses a later one.
     """
     retries = Retries(clock)
     while True:
@@ -207,24 +207,21 @@ def keep_trying(step: Callable[[], R], clock: Clock = CLOCK) -> R:
             clock.sleep(retries.pause_s(error))
 
 
-def follow_there(
-    site: "Site", wanted: Mapping[str, Any], clock: Clock = CLOCK
-) -> Generator[tuple[str, Any], None, None]:
-    """Follow a run, and yield what it prints: `out` and `err` with text, `end` with its exit code.
+def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str, Any], None, None]:
+    """Follow a run, and yield its output: `out` and `err` with text, `end` with the exit code.
 
-    No line is lost or doubled if the connection breaks: the host says how far the output was
-    printed, and lines are yielded once that is known.
+    No line is lost or repeated after a lost connection: the host reports the position in the
+    output, and lines are yielded once their position is known.
 
     Args:
         site: where the run is.
         wanted: the parameters of `follow_run`.
-        clock: the clock.
     """
     from echelon.clusters.ssh.call import FOLLOW  # noqa: PLC0415
 
     asked: dict[str, Any] = {"rank": [], "raw": False, "tail": None, "since": "", "begin": None}
     asked |= {"resubmit": False, "show": True, **wanted}
-    retries = Retries(clock)
+    retries = Retries()
     while True:
         waiting: list[tuple[str, str]] = []
         try:
@@ -241,18 +238,18 @@ def follow_there(
                         yield kind, int(value)
                         return
         except EchelonError as error:
-            clock.sleep(retries.pause_s(error))
+            CLOCK.sleep(retries.pause_s(error))
         else:
             return
 
 
 class Progress:
-    """Tells how far a transfer is, now and then."""
+    """Prints the progress of a transfer from time to time."""
 
     def __init__(self) -> None:
-        self._next_s = time.monotonic() + _TELL_S
+        self._next_s = time.monotonic() + _PROGRESS_S
 
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _TELL_S
+            self._next_s = time.monotonic() + _PROGRESS_S
             note(f"transferred {format_bytes(done)} of {format_bytes(total)}")

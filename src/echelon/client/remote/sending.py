@@ -1,13 +1,12 @@
-"""The laptop's side of a submission: describes a project, and sends what the host lacks.
+"""The sender's side of a submission: describes a project, and sends the files that the host lacks.
 
-Files are known by their digests. Those of unchanged files are remembered in the user's state
-folder, so that a project is not read as a whole for each submission.
+Files are identified by their digests. Digests of unchanged files are kept in the user's state
+folder, so that a submission reads only the files that changed.
 """
 
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from echelon.core.tree import Tree
 from echelon.errors import UsageError
 
 Progress = Callable[[int, int], None]
-"""Is called with the number of bytes that were transferred, and of all that are to be."""
+"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
 
 
 # --- describing -------------------------------------------------------------------------------
@@ -64,17 +63,16 @@ def describe_project(root: Path, shell: Shell, *, runs: Path, state: Path | None
         digests = _Digests(at_end.enter_context(Tree(root)), state)
         at_end.callback(digests.store)
         for entry in entries:
-            if stat.S_ISLNK(entry.mode):
+            if entry.is_link:
                 links[entry.path] = relocate_link(root, entry.path, entry.target)
             elif found := digests.find(entry):
-                executable = bool(entry.mode & stat.S_IXUSR)
-                files[entry.path] = ProjectFile(found[0], found[1], executable)
+                files[entry.path] = ProjectFile(*found, entry.is_executable)
     origin = f"{os.uname().nodename}:{root}"
     return Project(files=files, links=links, commit=commit, origin=origin)
 
 
 def _is_left_out(entry: Entry) -> bool:
-    """Tell whether an entry means something else in a workdir: its record, its runs."""
+    """Tell whether a workdir has its record or its runs at the path of an entry."""
     return entry.path.startswith(f"{OWN_FOLDER}/") or entry.path in RESERVED
 
 
@@ -89,7 +87,7 @@ def _check_names(root: Path, entries: list[Entry]) -> None:
 
 
 class _Digests:
-    """The digests of a project's files, those of earlier times included."""
+    """The digests of a project's files, with those that earlier submissions stored."""
 
     def __init__(self, tree: Tree, state: Path | None) -> None:
         name = hashlib.sha256(str(tree.root).encode(errors="surrogateescape")).hexdigest()[:32]
@@ -108,7 +106,7 @@ class _Digests:
             return {}
 
     def find(self, entry: Entry) -> tuple[str, int] | None:
-        """Return the digest and size of a file; None if it is gone."""
+        """Return the digest and size of a file; None if it does not exist any more."""
         known = self._known.get(entry.path)
         if known and known[1] == entry.stamp:
             self._found[entry.path] = known
@@ -123,10 +121,10 @@ class _Digests:
         return digest, stamp.size
 
     def store(self) -> None:
-        """Keep the digests for the next time."""
+        """Store the digests for the next submission."""
         if self._path is None or self._found == self._known:
             return
-        with contextlib.suppress(OSError):  # only speed is lost
+        with contextlib.suppress(OSError):  # the next submission is only slower
             make_private(self._path.parent)
             content = {"root": str(self._tree.root), "files": self._found}
             write_atomic(self._path, render_json(content))
@@ -137,14 +135,14 @@ class _Digests:
 
 @frozen
 class Sent:
-    """What was sent."""
+    """The result of sending a project."""
 
     files: int
-    """How many contents the host lacked."""
+    """How many different files the host lacked."""
     size: int
-    """In bytes."""
+    """How many bytes were sent."""
     warnings: tuple[str, ...]
-    """From the host, for the user."""
+    """Messages of the host for the user."""
 
 
 def send_project(
@@ -153,13 +151,13 @@ def send_project(
     """Send the code of a project to a host that calls `Workdir.receive`.
 
     Args:
-        project: what `describe_project` returned.
+        project: the result of `describe_project`.
         root: the project's directory.
-        stream: leads to the host.
-        progress: is called as bytes are sent.
+        stream: the connection to the host.
+        progress: called as bytes are sent.
 
     Raises:
-        UsageError: a file changes meanwhile.
+        UsageError: a file was changed since the project was described.
         ConflictError: files on the host would be lost.
         UnavailableError: the connection is lost, or the host's disk is full.
     """
@@ -186,7 +184,7 @@ def send_project(
 
 
 def _read(tree: Tree, path: str, digest: str) -> bytes:
-    """Return the content of a file, exactly as it was described."""
+    """Return the content of a file; raise an error if it does not have the described digest."""
     error: Exception | None = None
     try:
         with tree.open(path) as file:

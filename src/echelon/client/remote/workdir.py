@@ -1,9 +1,9 @@
 """The workdir on a login host: a one-way copy of the project that was sent last.
 
 The sender describes the project, the host answers with the contents that it lacks, and the sender
-sends these one after the other. `.echelon/incoming` keeps them until all are there, so after a lost
-connection the next call asks only for what is still missing. Then the files are replaced. Files
-that Echelon did not write, or that somebody changed since, are neither replaced nor removed.
+sends these one after the other. `.echelon/incoming` keeps them until all have arrived, so after a
+lost connection the next call requests only missing contents. Then the files are replaced. Files
+that Echelon did not write, or that were changed on the host, are neither replaced nor removed.
 """
 
 import fcntl
@@ -41,9 +41,9 @@ from echelon.errors import ConflictError, NotPermittedError, TimedOutError, Unav
 
 _LOCK = f"{OWN_FOLDER}/lock"
 _INCOMING = f"{OWN_FOLDER}/incoming"
-"""Contents that were received, each in a file named by its SHA-256."""
+"""The folder of received contents, each in a file named by its SHA-256."""
 _TEMPORARY = ".echelon-part"
-"""The name of a file while it is written, in the folder where it will be."""
+"""The name of a file while it is written, in its final folder."""
 _NAMED = 5
 """How many files an error lists."""
 
@@ -53,18 +53,18 @@ _NAMED = 5
 
 @contextmanager
 def hold_workdir(root: Path, *, timeout_s: float = 600) -> Iterator["Workdir"]:
-    """Yield a workdir, which nobody else holds meanwhile.
+    """Lock a workdir for this process, and yield it.
 
-    Its errors reach the sender if this is inside `stream.reporting()`.
+    Errors are reported to the sender if this is called inside `stream.reporting()`.
 
     Args:
         root: the folder; it is created, accessible by its owner alone.
         timeout_s: how long to wait for another submission.
 
     Raises:
-        NotPermittedError: `.echelon` in it is a link, or belongs to another user.
-        TimedOutError: another process holds it all the time.
-        UnavailableError: it cannot be created or locked.
+        NotPermittedError: `.echelon` in the folder is a link, or belongs to another user.
+        TimedOutError: another process held the lock until the time-out.
+        UnavailableError: the folder cannot be created or locked.
     """
     with naming_folder(root):
         make_private(root / OWN_FOLDER)
@@ -111,19 +111,19 @@ def _lock(lock: int, root: Path, timeout_s: float) -> None:
         )
 
 
-# --- what to change ---------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------
 
 
 @frozen
 class Changes:
-    """What to do with a workdir. If `conflicts` is not empty: nothing."""
+    """Changes that make a workdir equal to the project; none is made if there are conflicts."""
 
     written: tuple[str, ...]
-    """Files and links of the project."""
+    """Files and links of the project to write."""
     removed: tuple[str, ...]
-    """Files and links that are not in the project any more."""
+    """Files and links to remove, because they are not in the project any more."""
     kept: tuple[str, ...]
-    """The same, but somebody changed them on the host."""
+    """Files and links that are not in the project any more, but were changed on the host."""
     conflicts: tuple[str, ...]
     """Files and links on the host that would be lost."""
 
@@ -134,9 +134,9 @@ def find_changes(
     """Compare a workdir with a project. Pure.
 
     Args:
-        project: what was sent.
-        ours: by path, the identities of what Echelon wrote there.
-        found: what is there now, for all paths of both.
+        project: the project that was sent.
+        ours: by path, the identities of the files and links that Echelon wrote.
+        found: the current files and links at all paths of both.
     """
     wanted = project.identities()
     gone = ours.keys() - wanted.keys()
@@ -166,20 +166,21 @@ def find_changes(
 
 
 class Workdir:
-    """A workdir that this process holds; see `hold_workdir`."""
+    """A workdir that this process has locked with `hold_workdir`."""
 
     def __init__(self, root: Path, tree: Tree) -> None:
         self.root, self._tree = root, tree
 
     def receive(self, stream: Stream) -> None:
-        """Receive a project from `send_project`, and make the workdir the same.
+        """Receive a project from `send_project`, and make the workdir equal to it.
 
         Errors are reported to the sender as well. Close the stream after one.
 
         Raises:
             ConflictError: files on the host would be lost; nothing was changed.
             NotPermittedError: a path leads out of the folder.
-            UnavailableError: the connection is lost, or the disk is full; what has arrived is kept.
+            UnavailableError: the connection is lost, or the disk is full; received contents are
+                kept.
         """
         with stream.reporting(), naming_folder(self.root):
             project = parse_project(stream.receive())
@@ -193,9 +194,16 @@ class Workdir:
             self._collect(project, changes, found, stream)
             self._check_unchanged(changes, found, record)
             self._update(project, changes, found, record)
-            warnings = [_warn_kept(path) for path in changes.kept]
+            warnings = [
+                f"{path} is not in the project any more, but was changed on the host: it is kept "
+                "there"
+                for path in changes.kept
+            ]
             if record.project.origin not in ("", project.origin):
-                warnings.append(_warn_other(self.root, record.project.origin))
+                warnings.append(
+                    f"{self.root} held the code of {record.project.origin} until now; if that is "
+                    "another project, name another folder in the profile: workdir"
+                )
             stream.send({"warnings": warnings})
 
     def _refuse_conflicts(self, changes: Changes) -> None:
@@ -213,7 +221,7 @@ class Workdir:
     def _check_unchanged(
         self, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
     ) -> None:
-        """Check that nobody changed a file since it was examined; sending may take minutes."""
+        """Check that no file changed since it was examined, because sending may take minutes."""
         for path in (*changes.written, *changes.removed):
             if examine_path(self._tree, path, record) != found[path]:
                 raise ConflictError(
@@ -226,7 +234,7 @@ class Workdir:
     def _collect(
         self, project: Project, changes: Changes, found: Mapping[str, Found], stream: Stream
     ) -> None:
-        """Bring all contents that will be written to the folder of those that were received."""
+        """Copy all contents to write into `.echelon/incoming`: local ones, then received ones."""
         files = (project.files[path] for path in changes.written if path in project.files)
         sizes = {file.digest: file.size for file in files}
         for name in self._tree.list_names(_INCOMING):
@@ -236,7 +244,7 @@ class Workdir:
         received = set(self._tree.list_names(_INCOMING))
         lacking = []
         for digest in (one for one in sizes if one not in received):
-            # Of a file that is renamed or copied in the project, or becomes executable.
+            # The host has the contents of files that were renamed, copied or made executable.
             content = self._read(here[digest], digest, sizes[digest]) if digest in here else None
             if content is None:
                 lacking.append(digest)
@@ -250,7 +258,7 @@ class Workdir:
             self._store(content, digest)
 
     def _read(self, path: str, digest: str, size: int) -> bytes | None:
-        """Return the content of a file; None if it is not the one with this digest and size."""
+        """Return the content of a file; None if its digest or size differs."""
         try:
             with self._tree.open(path) as file:
                 content = file.read(size + 1)
@@ -267,10 +275,10 @@ class Workdir:
     def _update(
         self, project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
     ) -> None:
-        """Make the workdir the same as the project; all contents are there.
+        """Make the workdir equal to the project, from contents in `.echelon/incoming`.
 
-        The record names the old and the new files meanwhile: if this process is killed, the next
-        one knows all of them.
+        During the update, the record lists the old and the new files. After this process was
+        killed, the next one can therefore identify all of them.
         """
         if record.before is not None:
             self._remove_temporary(record.project)
@@ -286,7 +294,7 @@ class Workdir:
         self._tree.remove_empty(_INCOMING)
 
     def _remove_temporary(self, project: Project) -> None:
-        """Remove files that a killed process has left half written."""
+        """Remove incomplete files of a killed process."""
         folders = {path.rpartition("/")[0] for path in (*project.files, *project.links)}
         for folder in folders:
             self._tree.remove(f"{folder}/{_TEMPORARY}" if folder else _TEMPORARY)
@@ -308,8 +316,8 @@ class Workdir:
                 self._write(path, file, moves=last_use[file.digest] == path)
 
     def _write(self, path: str, file: ProjectFile, *, moves: bool) -> None:
-        """Put a content that was received into its place; several files may have the same one."""
-        # Without fsync: after a crash of the host, a file with another digest is reported.
+        """Put a received content into its place; several files may have the same content."""
+        # Not synced to disk: after a crash of the host, a file with another digest is a conflict.
         content, mode = f"{_INCOMING}/{file.digest}", 0o700 if file.executable else 0o600
         if moves:
             self._tree.move(content, path, mode=mode)
@@ -324,7 +332,7 @@ class Workdir:
 def _start_record(
     project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
 ) -> MirrorRecord:
-    """Return the record of a workdir that is being updated. Pure."""
+    """Return the record of a workdir during an update. Pure."""
     ours = record.ours()
     wanted = project.identities()
     same = wanted.keys() - changes.written
@@ -338,19 +346,8 @@ def _start_record(
 def _finish_record(
     updating: MirrorRecord, changes: Changes, found: Mapping[str, Found]
 ) -> MirrorRecord:
-    """Return the record of a workdir that is the same as the project. Pure."""
+    """Return the record of a workdir after an update. Pure."""
     same = updating.project.files.keys() - changes.written
     stamps = {path: stamp for path in same if (stamp := found[path].stamp)}
     settled = {path: stamp for path, stamp in stamps.items() if not stamp.is_recent()}
     return replace(updating, before=None, stamps=settled)
-
-
-def _warn_kept(path: str) -> str:
-    return f"{path} is not in the project any more, but was changed on the host: it is kept there"
-
-
-def _warn_other(root: Path, origin: str) -> str:
-    return (
-        f"{root} held the code of {origin} until now; if that is another project, name another "
-        "folder in the profile: workdir"
-    )

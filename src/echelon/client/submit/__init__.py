@@ -1,1 +1,1 @@
-"""From a request to a queued job."""
+"""Turn a request into a queued job."""

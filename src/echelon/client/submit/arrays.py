@@ -20,19 +20,19 @@ def submit_sweep(
     indices: Sequence[int] = (),
     again: bool = False,
 ) -> list[str]:
-    """Submit tasks of a sweep as job arrays, and return the ids of these.
+    """Submit tasks of a sweep as job arrays, and return the ids of the arrays.
 
     Args:
         sweep: the sweep.
         cluster: where to submit it.
         environ: environment variables of the jobs.
         indices: the tasks; all of them by default.
-        again: submit only what an earlier call, which broke off, has not.
+        again: submit only the arrays that an interrupted call has not submitted.
 
     Raises:
         UsageError: the cluster refuses the request.
-        UnavailableError: it refuses a part of it, or it is not known whether an earlier call has
-            submitted an array.
+        UnavailableError: the cluster refuses some of the arrays, or it is not known whether an
+            earlier call has submitted an array.
     """
     table, arrays = read_table(sweep), sweep.arrays()
     known = 0 if again else len(arrays)
@@ -77,10 +77,10 @@ def submit_sweep(
 def _find_array(
     sweep: SweepDir, cluster: Slurm, arrays: Sequence[Array], number: int, tasks: Sequence[int]
 ) -> str:
-    """Return the array of tasks that an earlier call has submitted; empty if there is none."""
+    """Return the id of an array that an earlier call has submitted; empty if there is none."""
     if number <= len(arrays):
         return arrays[number - 1].job_id
-    # Its answer may have been lost between sbatch and us.
+    # The earlier call may have been interrupted before it received sbatch's answer.
     found = cluster.find_submitted(mark_tasks(sweep.sweep_id), number)
     if not found and any(sweep.run(task).path.exists() for task in tasks):
         raise UnavailableError(
@@ -91,7 +91,7 @@ def _find_array(
 
 
 def render_tasks(indices: Sequence[int], max_running: int = 0) -> str:
-    """Return sbatch's value of --array: 0, 1, 2 and 7, two at a time, are `0-2,7%2`. Pure."""
+    """Return a value for sbatch's --array: `0-2,7%2` for 0, 1, 2 and 7, two at a time. Pure."""
     parts: list[list[int]] = []
     for index in sorted(indices):
         if parts and index == parts[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What is wrong with a request, found before anything is started."""
+"""Finds the problems of a request before anything is started."""
 
 import importlib.util
 import shutil
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.client.submit.environments import name_python
 from echelon.client.submit.parameters import split_array
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
@@ -16,9 +17,9 @@ from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
 
 _NAMED = 8
-"""Number of file names that are suggested for a missing script."""
+"""How many file names are suggested for a missing script."""
 _SHOWN = 200
-"""Characters of a program's message that are shown."""
+"""How many characters of a program's message are shown."""
 
 
 def check_files(spec: JobSpec, folder: Path) -> list[str]:
@@ -65,22 +66,22 @@ def _check_script(spec: JobSpec, script: Path) -> list[str]:
 
 
 def _suggest(script: Path) -> str:
-    """Suggest the file that was probably meant."""
+    """Return a suggestion for a missing script: similar file names in its directory."""
     beside = sorted(path.name for path in script.parent.glob("*.py"))[:_NAMED]
     return nearest(script.name, beside) if beside else f"there is no .py file in {script.parent}"
 
 
 def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
-    """Report a missing Python of the ranks, or one without torch, if it can be known from here.
+    """Report a missing Python of the ranks, or one without torch.
 
-    With conda, modules or a prologue, this cannot be checked before the job starts.
+    With conda, modules, a prologue or an image, this cannot be checked before the job starts.
     """
     script = folder / spec.script
     if spec.conda or spec.modules or spec.prologue or spec.image or not script.is_file():
         return []
     if spec.venv and not spec.python and _check_venv(folder / spec.venv):
         return []  # check_files reports it
-    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    python = name_python(spec, folder)
     needs_torch = b"torch" in script.read_bytes()
     if shell.which(str(folder / python) if "/" in python else python) is None:
         problem = f"Python not found: '{python}'"
@@ -98,49 +99,45 @@ def _try_python(python: str, shell: Shell, *, needs_torch: bool) -> str:
     except (MissingProgramError, OSError) as error:
         return f"'{python}' cannot be executed: {error}"
     if not done.stdout.startswith("torch "):
-        said = next(iter(done.stderr.splitlines()), "it printed nothing")[:_SHOWN]
-        return f"'{python}' is not a working Python: {said}"
+        line = next(iter(done.stderr.splitlines()), "it printed nothing")[:_SHOWN]
+        return f"'{python}' is not a working Python: {line}"
     if needs_torch and "True" not in done.stdout:
         return f"the Python '{python}' has no torch: run {python} -m pip install torch"
     return ""
 
 
 def _is_own(python: str) -> bool:
-    """Tell whether it is the Python that runs this command, with torch."""
+    """Tell whether a Python is the one that runs this command, and has torch."""
     return python == sys.executable and importlib.util.find_spec("torch") is not None
 
 
 def find_problems(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
-    """Return what is wrong with a request for a script."""
+    """Return the problems of a request for a script."""
     return [*check_files(spec, folder), *_check_array(spec), *check_python(spec, folder, shell)]
 
 
-def find_function_problems(
-    spec: JobSpec, folder: Path, shell: Shell, *, version: str = ""
-) -> list[str]:
-    """Return what is wrong with a request for a function.
+def find_function_problems(spec: JobSpec, folder: Path, shell: Shell, *, version: str) -> list[str]:
+    """Return the problems of a request for a function.
 
     Args:
         spec: the request.
         folder: its working directory.
         shell: runs the request's Python.
-        version: the Python version of the function, such as 3.11; by default the one of this
-            process.
+        version: the Python version of the function, such as 3.11.
     """
-    own = "{}.{}".format(*sys.version_info)
     found = [*check_files(replace(spec, module=True), folder), *_check_array(spec)]
     if spec.style != "echelon":
         found.append(f"a function needs the style 'echelon', not '{spec.style}'")
-    # The Python of another environment is not known here.
+    # The Python of a virtual environment or a prologue is not known before the job starts.
     python = spec.python or ("" if spec.venv or spec.prologue else sys.executable)
-    differs = python != sys.executable or version not in ("", own)
+    differs = python != sys.executable or version != "{}.{}".format(*sys.version_info)
     if python and differs and not (spec.conda or spec.modules):
-        found += _check_version(python, version or own, shell)
+        found += _check_version(python, version, shell)
     return found
 
 
 def _check_array(spec: JobSpec) -> list[str]:
-    """Report a job array, where all its tasks would be one run."""
+    """Report a job array that no sweep was made of: all its tasks would be the same run."""
     if split_array(spec)[1] is None:
         return []
     what = "only echelon submit accepts job arrays (--array)"
@@ -160,10 +157,10 @@ def _check_version(python: str, wanted: str, shell: Shell) -> list[str]:
 
 
 def check_sweep(spec: JobSpec, names: Sequence[str]) -> None:
-    """Check what a sweep requires of its request.
+    """Check that a sweep supports a request.
 
     Raises:
-        UsageError: the request does not fit.
+        UsageError: it does not.
     """
     check_placeholders(spec.args, names)
     if spec.style != "echelon":

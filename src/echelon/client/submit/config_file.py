@@ -1,8 +1,7 @@
-"""Find and read the project file: echelon.toml, or [tool.echelon] in pyproject.toml.
+"""Finds and reads the project file: echelon.toml, or [tool.echelon] in pyproject.toml.
 
-A request can contain commands (`prologue`, `notify`, `python`). A file that was found, and not
-named by the user, is therefore read only if no other user could have written it. Any other file is
-not even parsed.
+A request can contain commands (`prologue`, `notify`, `python`). Unless the user named the file, it
+is therefore parsed only if no other user could have written it.
 """
 
 import os
@@ -23,7 +22,7 @@ PROJECT = "echelon.toml"
 PYPROJECT = "pyproject.toml"
 _HEADER = re.compile(rb"^\s*\[\s*tool\s*\.\s*echelon\b", re.MULTILINE)
 _LOOK = 1 << 20
-"""Bytes of another user's pyproject.toml that are searched for our table."""
+"""How many bytes of another user's pyproject.toml are searched for our table."""
 
 
 def read_project(
@@ -33,9 +32,9 @@ def read_project(
 
     Args:
         folder: the working directory, where the search starts.
-        environ: HOME is where it ends.
+        environ: has HOME, where the search ends.
         warn: receives one line for each ignored file in a parent directory.
-        named: the file of --config, read whoever owns it.
+        named: the file of --config, which may belong to any user.
 
     Raises:
         NotPermittedError: another user could replace the file in the working directory.
@@ -68,7 +67,7 @@ def read_own(environ: Mapping[str, str]) -> Layer:
 
     Raises:
         NotPermittedError: another user could replace the file.
-        UsageError: it is not valid.
+        UsageError: the file is not valid.
     """
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/"), ".config")
     path = Path(home, "echelon", "config.toml").absolute()
@@ -115,15 +114,15 @@ def _ends_search(place: Path, home: str) -> bool:
 
 
 def _find_objection(path: Path) -> str:
-    """Return why an existing file is not trusted; empty if it is, or has nothing for us."""
-    if not os.path.lexists(path) or not (why := _find_stranger(path)):
+    """Return why an existing file is not trusted; empty if it is, or has no table for us."""
+    if not os.path.lexists(path) or not (why := _explain_distrust(path)):
         return ""
     # Most files named pyproject.toml have no table for us, so there is nothing to warn about.
     return why if path.name != PYPROJECT or _has_header(path) else ""
 
 
-def _find_stranger(path: Path) -> str:
-    """Return who else could have written a file; empty if nobody."""
+def _explain_distrust(path: Path) -> str:
+    """Return why another user may have written a file; empty if only this user could."""
     if any((folder / FETCHED).exists() for folder in path.parents):
         return "it was fetched from another host"
     return find_intruder(path)
@@ -146,7 +145,7 @@ def _suggest(path: Path, why: str) -> str:
 
 
 def _suggest_chmod(path: Path, why: str) -> str:
-    """Return the chmod command that fixes it; empty if one is not enough."""
+    """Return the chmod command that makes a file trusted; empty if one is not enough."""
     own = current_user().uid
     for step in (path, *path.parents):
         if why.endswith(f" can write to {step}") and step.stat().st_uid == own:
@@ -162,8 +161,8 @@ def _quote(path: Path) -> str:
 
 
 def _read_trusted(path: Path) -> Mapping[str, Any] | None:
-    """Return a file's values; None if it has none for us, or is not trusted."""
-    return _read_values(path) if path.is_file() and not _find_stranger(path) else None
+    """Return a file's values; None if it has no table for us, or is not trusted."""
+    return _read_values(path) if path.is_file() and not _explain_distrust(path) else None
 
 
 def _read_named(path: Path) -> Layer:

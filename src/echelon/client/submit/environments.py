@@ -1,4 +1,4 @@
-"""The ranks' environment at submission, for `--stage`: the list of its files identifies it."""
+"""Identifies the ranks' environment at submission, for `--stage`, by a digest of its file list."""
 
 import sys
 from pathlib import Path
@@ -10,26 +10,30 @@ from echelon.run.request import Environment
 from echelon.spec.job_spec import JobSpec
 
 _LOOK = "import sys; print(sys.prefix)"
-_LOOK_S = 60.0
+
+
+def name_python(spec: JobSpec, folder: Path) -> str:
+    """Return the ranks' Python, if neither conda, modules nor a prologue choose another. Pure."""
+    return spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
 
 
 def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment | None:
-    """Return the environment that is to be staged; None if it cannot be known from here.
+    """Return the environment to stage; None if only the nodes can determine it.
 
-    Then a node finds out. With a digest, nodes that have a copy need not look at storage at all.
+    With its digest, nodes that have a copy of the environment do not read storage.
 
     Args:
         spec: the request.
         folder: the job's directory.
-        shell: asks another Python.
+        shell: runs another Python.
     """
     if not spec.stage or spec.image or spec.conda or spec.modules or spec.prologue:
         return None
-    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    python = name_python(spec, folder)
     try:
         prefix = sys.prefix
         if python != sys.executable:
-            prefix = shell.run([python, "-c", _LOOK], timeout_s=_LOOK_S).check().stdout.strip()
+            prefix = shell.run([python, "-c", _LOOK], timeout_s=60).check().stdout.strip()
         if prefix in SYSTEM:
             return None
         return Environment(prefix=prefix, digest=describe_folder(Path(prefix)).digest)

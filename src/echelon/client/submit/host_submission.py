@@ -1,6 +1,6 @@
-"""Submits to another host: request → checked → prepared → queued there.
+"""Submits to another host: request → checked → prepared → queued on the host.
 
-The host then takes a run through `pipeline.py`, with the project that was sent.
+The host submits the project that was sent with `pipeline.py`.
 """
 
 import os
@@ -51,19 +51,19 @@ _REFUSALS = (
 )
 """Errors after which nothing was queued."""
 _TRIES = 6
-"""How often a submission is tried whose connection breaks."""
+"""How often a submission is tried if the connection is lost."""
 _PAUSE_S = 2.0
 _MOST_ADDED = 40 << 20
-"""Bytes of a function: its text takes a third more, and is part of one message."""
+"""Limit for a function in bytes: Base64 makes it a third larger, and it is sent in one message."""
 
 
 @frozen
 class CheckedForHost:
-    """A request that can be sent. The host checks the rest, such as its cluster's limits."""
+    """A request without problems on this machine; the host checks its cluster's limits."""
 
     request: Request
     spec: JobSpec
-    """Without a job array, whose tasks are in the table."""
+    """The request without its job array, whose tasks are in the table."""
     table: Table | None
     site: Site
     root: Path
@@ -74,7 +74,7 @@ class CheckedForHost:
 
 @frozen
 class PreparedForHost:
-    """A project as it is sent, with the request for the host."""
+    """A project and the request, as they are sent to the host."""
 
     checked: CheckedForHost
     project: Project
@@ -95,15 +95,15 @@ class QueuedThere:
 
 
 def submit_to_host(request: Request) -> QueuedThere:
-    """Send the project to the host of a request, and queue a run or sweep of it there."""
+    """Send the project of a request to its host, and queue a run or sweep there."""
     return send(prepare_for_host(check_for_host(request)))
 
 
 def check_for_host(request: Request) -> CheckedForHost:
-    """Report what is wrong with the request or project, as far as that can be known here.
+    """Report the problems of the request and the project that this machine can find.
 
     Raises:
-        UsageError: nothing can be sent.
+        UsageError: there are problems, so nothing was sent.
     """
     spec, table = request.merged.spec, request.table
     if request.takes_array:
@@ -123,7 +123,7 @@ def check_for_host(request: Request) -> CheckedForHost:
     site = make_site(request.merged, folder, script)
     assert site is not None, "the caller knows that it has a host"
     root = find_project(request.merged, folder, script, LocalShell())
-    check_project(root, Path.home())
+    check_outside_home(root, Path.home())
     return CheckedForHost(
         request=request, spec=spec, table=table, site=site, root=root, folder=folder
     )
@@ -145,17 +145,17 @@ def prepare_for_host(checked: CheckedForHost) -> PreparedForHost:
 
 
 def send(prepared: PreparedForHost) -> QueuedThere:
-    """Send a project and a request, and have them queued."""
+    """Send a project and a request, which the host queues."""
     header, checked = prepared.header, prepared.checked
     run_id, site, root = str(header["run"]), checked.site, checked.root
-    # First: the answer may be lost.
+    # The run is recorded first, because the answer may be lost.
     record_run(run_id, root, site, os.environ, sweep=checked.table is not None)
     try:
         found = _submit(site, header, prepared.project, root)
     except LostConnectionError:
-        raise  # it may be there
+        raise  # the run may be queued
     except _REFUSALS:
-        forget_run(run_id, os.environ)  # it is not
+        forget_run(run_id, os.environ)
         raise
     except KeyboardInterrupt:
         note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
@@ -173,8 +173,8 @@ def find_project(request: Merged, folder: Path, script: Path | None, shell: Shel
     """Return the directory of the project to send.
 
     Raises:
-        UsageError: a file names another directory than that of the project where the user is: it
-            may be part of a project that somebody else wrote.
+        UsageError: a configuration file names a directory outside the project in the current
+            directory. Another user may have written that file.
     """
     root, _ = find_root(folder, script, shell)
     own, _ = find_root(Path.cwd(), None, shell)
@@ -188,11 +188,11 @@ def find_project(request: Merged, folder: Path, script: Path | None, shell: Shel
     return root
 
 
-def check_project(root: Path, home: Path) -> None:
-    """Refuse to send a home directory: files that have nothing to do with the run are in it.
+def check_outside_home(root: Path, home: Path) -> None:
+    """Check that a project is not the home directory, whose other files must not be sent.
 
     Raises:
-        UsageError: the project's directory is that of the user, or contains it.
+        UsageError: the project's directory is the home directory, or contains it.
     """
     if home.resolve().is_relative_to(root):
         raise UsageError(
@@ -202,7 +202,7 @@ def check_project(root: Path, home: Path) -> None:
 
 
 def _check_here(spec: JobSpec, folder: Path) -> None:
-    """Report what is wrong with the script; the rest is checked on the host."""
+    """Report the problems of the script; the host checks the rest of the request."""
     if not spec.script:
         raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")
     script = folder / spec.script
@@ -216,9 +216,9 @@ def _check_here(spec: JobSpec, folder: Path) -> None:
 
 
 def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, Any]:
-    """Return a request as the host needs it: with paths in the project, not on this machine. Pure.
+    """Return a request for the host, with paths relative to the project. Pure.
 
-    The working directory is the same folder of the project, or the project's own.
+    The working directory is the same folder of the project, or the project's directory.
     """
     place = folder.resolve()
     inside = place.is_relative_to(root)
@@ -234,7 +234,7 @@ def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, Any]:
 
 
 def _submit(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
-    """Submit once, however often the connection breaks."""
+    """Submit a run or sweep once, and connect again whenever the connection is lost."""
     connected = False
     for left in reversed(range(_TRIES)):
         try:
@@ -244,7 +244,7 @@ def _submit(site: Site, header: Mapping[str, Any], project: Project, root: Path)
         except EchelonError as error:
             if not connected:
                 raise
-            why = error.message  # it may have been queued before
+            why = error.message  # an earlier attempt may have queued the run
         if left:
             note(f"{why}; connecting again")
             time.sleep(_PAUSE_S)

@@ -1,7 +1,7 @@
 """The host's side of a submission from another machine: receives the project, and queues the run.
 
-It is done once, even if the connection breaks and the other machine asks again: a lock lets one
-submission of a project go on at a time, and the run has the name that the other machine gave it.
+A run is queued only once, even if the connection is lost and the other machine tries again: a lock
+admits one submission per project at a time, and the other machine chooses the run's id.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
-from echelon.core.slurm import mark_tasks
+from echelon.core.slurm import Slurm, mark_tasks
 from echelon.errors import UnavailableError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
@@ -31,14 +31,14 @@ from echelon.spec.merging import Layer, Merged, merge
 
 
 def serve_submission(workdir: Path, stream: Stream) -> None:
-    """Receive a project, submit it, and answer with the run."""
+    """Receive a project, submit it, and send the id of the run back."""
     from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
 
     wanted = stream.receive()
-    with hold_workdir(workdir) as held, contextlib.redirect_stderr(io.StringIO()) as said:
+    with hold_workdir(workdir) as held, contextlib.redirect_stderr(io.StringIO()) as notes:
         held.receive(stream)
         found = _submit_once(held.root, wanted)
-    stream.send({**found, "notes": said.getvalue().splitlines()})
+    stream.send({**found, "notes": notes.getvalue().splitlines()})
 
 
 def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     if "sweep" not in wanted and (known := find_submitted(runs / wanted["run"])):
         return known
     sent = read_sent(wanted["request"])
-    # Nobody else expands these: the other machine has another home directory.
+    # The sender cannot expand these, because its home directory may be another one.
     home = {name: os.path.expanduser(getattr(sent.spec, name)) for name in ("python", "venv")}  # noqa: PTH111  or it is empty
     checked = check(
         Request(
@@ -75,7 +75,7 @@ def _read_table(sent: Mapping[str, Any]) -> Table:
 
 
 def _submit_tasks(checked: Checked) -> dict[str, Any]:
-    """Create a sweep and submit its arrays; what an earlier call has done counts."""
+    """Create a sweep and submit its arrays, except those that an earlier call has submitted."""
     path, cluster = checked.runs / checked.run_id, checked.cluster
     assert isinstance(cluster, SlurmCluster), "a host submits to Slurm"
     again = is_sweep(path) and _is_queued(SweepDir.open(path), cluster)
@@ -95,7 +95,7 @@ def _submit_tasks(checked: Checked) -> dict[str, Any]:
 
 
 def _is_queued(sweep: SweepDir, cluster: Any) -> bool:
-    """Tell whether an earlier call has created a sweep as a whole, and may have submitted it."""
+    """Tell whether an earlier call has submitted an array of a sweep or created a task."""
     return bool(
         sweep.arrays()
         or cluster.find_submitted(mark_tasks(sweep.sweep_id), 1)
@@ -104,16 +104,14 @@ def _is_queued(sweep: SweepDir, cluster: Any) -> bool:
 
 
 def find_submitted(path: Path) -> dict[str, str] | None:
-    """Return a run that an earlier call has submitted; remove one that it could not."""
-    from echelon.core.slurm import Slurm  # noqa: PLC0415
-
+    """Return a run that an earlier call has submitted; remove one that was never submitted."""
     if not path.exists():
         return None
     run = RunDir.open(path)
     if known := attempts(run):
         job_id = known[0].job_id
     else:
-        # Its answer may have been lost between sbatch and us; its job records itself later.
+        # The earlier call may have been interrupted before it received sbatch's answer.
         job_id = Slurm(LocalShell(), os.environ).find_submitted(run.run_id, 1)
     if job_id:
         return {"run": run.run_id, "job_id": job_id, "directory": str(path)}

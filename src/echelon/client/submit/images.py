@@ -1,4 +1,4 @@
-"""The image of a request: which one exactly, and whether it can be used."""
+"""Resolves the image of a request, and checks that it can be used."""
 
 import json
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ def find_image(spec: JobSpec, folder: Path, environ: Mapping[str, str], shell: S
     except UnavailableError:
         if not reference.digest:
             raise
-        return reference  # the nodes may reach the registry, or have the image already
+        return reference  # the nodes may reach the registry, or have the image
 
 
 def _find_local(reference: Reference, shell: Shell) -> Reference:
@@ -104,7 +104,7 @@ def _find_local(reference: Reference, shell: Shell) -> Reference:
     done = shell.run([PODMAN, "image", "inspect", "--format={{.Digest}}", name])
     if done.code:
         if reference.digest:
-            return reference  # it is in the cache, or the nodes will say that it is not
+            return reference  # the cache may have the image; otherwise the nodes report it
         raise NotFoundError(
             f"the image {name} is not in podman's storage on this machine",
             hint="list what is there: podman images",
@@ -113,14 +113,14 @@ def _find_local(reference: Reference, shell: Shell) -> Reference:
 
 
 def check_image(spec: JobSpec, environ: Mapping[str, str], shell: Shell) -> str:
-    """Return what is wrong with the Python in the image; empty also if that cannot be known yet."""
+    """Return the problem of the Python in an image; empty if there is none, or it is not known."""
     reference = parse_reference(spec.image)
     if spec.image_runtime == PYXIS:
         return ""
     try:
         runtime = choose_runtime(spec.image_runtime, reference, shell)
     except EchelonError:
-        return ""  # nodes may have what this machine has not
+        return ""  # the nodes may have a runtime that this machine lacks
     store = ImageStore(cache_folder(spec.image_cache, environ), shell)
     path = store.find(reference, runtime)
     if path is None:
@@ -130,29 +130,29 @@ def check_image(spec: JobSpec, environ: Mapping[str, str], shell: Shell) -> str:
         )
         return ""
     if runtime == PODMAN and shell.run([PODMAN, "image", "exists", read_image_id(path)]).code:
-        return ""  # unpacking it here would take long, and serve nobody
+        return ""  # unpacking the image here takes long, and the nodes do it anyway
     image = store.open(path, runtime)
     container = Container(runtime=runtime, image=image, options=spec.image_options)
     look = [spec.image_python or "python3", "-c", _LOOK]
-    said = ""
+    message = ""
     for variant in variants_here(container, store.folder, shell):
         argv, env = render_command(variant, look, environ)
         done = shell.run(argv, env=env, timeout_s=60)
         if not is_refusal(variant, done.code):
             return judge_python(spec, done.stdout, done.stderr, runtime)
-        said = done.stderr
-    reason, hint = explain_failure(runtime, spec.image, said)
+        message = done.stderr
+    reason, hint = explain_failure(runtime, spec.image, message)
     note(f"warning: {reason} ({hint}); it may work on the nodes")
     return ""
 
 
-def judge_python(spec: JobSpec, said: str, wrong: str, runtime: str) -> str:
-    """Return what is wrong with the Python that answered."""
+def judge_python(spec: JobSpec, output: str, errors: str, runtime: str) -> str:
+    """Return the problem of the Python in an image, from the output of `_LOOK`; empty if none."""
     try:
-        found = json.loads(said)
+        found = json.loads(output)
         version, has_torch = tuple(found["version"]), bool(found["torch"])
     except (ValueError, KeyError, TypeError):
-        reason, hint = explain_failure(runtime, spec.image, wrong)
+        reason, hint = explain_failure(runtime, spec.image, errors)
         return f"{reason} (hint: {hint})"
     shown = f"{found['path']} in the image {spec.image} is Python {'.'.join(map(str, version))}"
     if version < _OLDEST:

@@ -1,7 +1,7 @@
-"""The commands of a job script whose #SBATCH lines become a request: `submit --from job.sh`.
+"""Reads the commands of a job script for `submit --from job.sh`.
 
-Its only launch gives the script and its arguments. The other commands are not executed, so the
-user is told about them, each with the flag that does the same.
+If the script has only one launch, the training script and its arguments are taken from it. The
+other commands are not executed, so they are listed with the flags that replace them.
 """
 
 import os
@@ -25,17 +25,8 @@ if TYPE_CHECKING:
 _WITHOUT_EFFECT = frozenset(
     {
         *(":", "[", "[[", "break", "cat", "continue", "date", "df", "echo", "env", "exit", "free"),
-        *(
-            "hostname",
-            "ls",
-            "lscpu",
-            "nvidia-smi",
-            "printenv",
-            "printf",
-            "pwd",
-            "return",
-            "scontrol",
-        ),
+        *("hostname", "ls", "lscpu", "nvidia-smi", "printenv", "printf", "pwd", "return"),
+        *("scontrol",),
         *("set", "shift", "sleep", "squeue", "sstat", "test", "trap", "true", "type", "wait"),
         *("which", "whoami"),
     }
@@ -48,7 +39,7 @@ _CONDA_SETUP = r"conda\.sh\b|\bconda (?:shell\.|init\b)"
 
 
 def read_job_script(path: Path, text: str) -> "Script | None":
-    """Return the commands of a job script; None if lint, which reads them, is not installed."""
+    """Return the commands of a job script; None if the extra `lint` is not installed."""
     try:
         from echelon.lint.files import DiskFiles  # noqa: PLC0415
         from echelon.lint.script import read_script  # noqa: PLC0415
@@ -58,7 +49,10 @@ def read_job_script(path: Path, text: str) -> "Script | None":
 
 
 def take_program(job: "Script | None") -> dict[str, object]:
-    """Return script and arguments; empty unless the job starts one program with known arguments."""
+    """Return the training script and its arguments.
+
+    Return nothing unless the job starts exactly one program, with known arguments.
+    """
     launches = _launches(job) if job else []
     if len({(_words(one), one.module) for one in launches}) != 1:
         return {}
@@ -74,7 +68,7 @@ def _launches(job: "Script") -> "list[Launch]":
 
 
 def _words(launch: "Launch") -> tuple[str | None, ...]:
-    """Return script and arguments; None for those that only bash knows."""
+    """Return script and arguments; None for words that are known only when the job runs."""
     assert launch.program is not None
     words = (launch.program, *launch.arguments)
     return tuple(_literal(word) for word in words if word.text not in ("$@", "$*"))
@@ -91,9 +85,9 @@ def _literal(word: "Word") -> str | None:
 
 
 def mention_unused(job: "Script | None", path: Path, spec: JobSpec) -> None:
-    """Tell the user which commands of a job script have no effect, and the flags that replace them.
+    """Warn about commands of a job script that have no effect, with the flags that replace them.
 
-    Flags that the request already has are not mentioned again.
+    Flags that the request already has are not mentioned.
     """
     if job is None:
         note(
@@ -118,7 +112,7 @@ def _find_unused(job: "Script", spec: JobSpec) -> Iterator[tuple[str, list[str]]
     last = max((one.line for one in launches if one.path == job.path), default=sys.maxsize)
     exported: list[Assignment | Command] = [a for a in job.assignments if a.name in job.exported]
     commands = [one for one in job.commands if one.words and not one.substituted]
-    # Others, such as purge, have to come before those that load.
+    # With other commands, such as purge, the order matters, so `--load` cannot replace them.
     loads = all(_modules(one) is not None for one in commands if one.name in _MODULE)
     for at in sorted([*exported, *commands], key=lambda o: (o.path != job.path, o.path, o.line)):
         launch = next((one for one in own if (one.path, one.line) == (at.path, at.line)), None)
@@ -143,7 +137,7 @@ def _find_unused(job: "Script", spec: JobSpec) -> Iterator[tuple[str, list[str]]
 
 
 def _launch_flags(launch: "Launch", spec: JobSpec) -> list[str]:
-    """Return what the launch has and the request lacks: arguments, ranks and variables."""
+    """Return flags for the arguments, ranks and variables of a launch that a request lacks."""
     flags = [
         f"--env {one.name}={shlex.quote(one.value.text)}"
         for one in launch.command.assignments
@@ -172,7 +166,7 @@ def _variable_flags(one: "Assignment", text: str, spec: JobSpec) -> list[str]:
         return []
     if one.value.known:
         return [f"--env {one.name}={shlex.quote(one.value.text)}"]
-    return [f"--prologue {shlex.quote(text)}"]  # its value depends on the job
+    return [f"--prologue {shlex.quote(text)}"]  # the value depends on the job
 
 
 def _modules(command: "Command") -> list[str] | None:
@@ -191,7 +185,7 @@ def _command_flags(command: "Command", text: str, spec: JobSpec, *, loads: bool)
         command: the command.
         text: its line.
         spec: the request.
-        loads: the script uses no other `module` command than `load`.
+        loads: whether the script uses only `module load`.
     """
     name, words = command.name, [word.text for word in command.arguments]
     chosen = spec.venv or spec.conda or spec.python or spec.image
@@ -207,10 +201,10 @@ def _command_flags(command: "Command", text: str, spec: JobSpec, *, loads: bool)
         stays = spec.chdir or words[-1:] in ([], ["${SLURM_SUBMIT_DIR}"])
         return [] if stays else [f"--chdir {_quote(words[-1])}"]
     whole = command.certain or re.search(r"[;&|]", text)
-    text = re.sub(r"\\$", "…", text)  # it continues on the next line
+    text = re.sub(r"\\$", "…", text)  # the command continues on the next line
     return [f"--prologue {shlex.quote(text)}", *([] if whole else ["(with its condition)"])]
 
 
 def _quote(text: str) -> str:
-    """Quote a path for the user's shell, which has to expand its variables."""
+    """Quote a path for the user's shell, which still expands its variables."""
     return text if re.fullmatch(r"[~\w./+-]+", text) else f'"{text}"'

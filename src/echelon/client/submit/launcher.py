@@ -1,4 +1,4 @@
-"""The job-side programs as one file, which each run gets a copy of."""
+"""Packs the job-side programs into one file, which is copied to each run directory."""
 
 import contextlib
 import hashlib
@@ -27,15 +27,15 @@ _NVML = "pynvml"
 def ship_launcher(launcher: Path) -> str:
     """Write a copy of the job-side programs, and return its SHA-256.
 
-    It is stored in the run directory, so it need not be installed on the nodes, runs in the ranks'
-    own Python, and stays the same for the whole run. It is one file, so that many nodes read it
-    quickly and one digest covers it: the text of launch/archive.py, then a zip archive.
+    The copy is stored in the run directory, so it need not be installed on the nodes, runs in the
+    ranks' Python, and stays the same for the whole run. It is one file, so that many nodes read it
+    quickly and one digest covers it. It consists of launch/archive.py and a zip archive.
     """
     source = Path(_version.__file__).parent
     found = [path for name in _SHIPPED for path in _sources(source / name)]
     shipped = {f"echelon/{path.relative_to(source)}": path for path in found}
-    # The ranks' Python may lack it, and GPUs could then not be measured.
-    # By its file: in a rank, the module itself may come from the launcher of its own run.
+    # The ranks' Python may lack this module, which measures GPUs. The module is found by its path,
+    # because in a rank an imported one may come from that run's launcher.
     nvml = PathFinder.find_spec(_NVML)
     if nvml is not None and nvml.origin is not None:
         shipped[f"{_NVML}.py"] = Path(nvml.origin)
@@ -44,7 +44,7 @@ def ship_launcher(launcher: Path) -> str:
     with zipfile.ZipFile(content, "a") as archive:
         for name, path in shipped.items():
             archive.writestr(name, path.read_bytes())
-            # Compiled once here instead of by every process on every node.
+            # Without bytecode, every process on every node would compile the modules.
             archive.writestr(_bytecode_name(name), _compile(path))
     write_atomic(launcher, content.getvalue())
     return hashlib.sha256(content.getvalue()).hexdigest()
@@ -61,14 +61,14 @@ def _bytecode_name(name: str) -> str:
 
 
 def _compile(path: Path) -> bytes:
-    """Return a module's bytecode, marked so that Python does not check the source's age."""
+    """Return a module's bytecode with a header that disables the check of the source's time."""
     unchecked = (1).to_bytes(4, "little")
     head = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
     return head + (_cached(path) or marshal.dumps(_load(path)))
 
 
 def _cached(path: Path) -> bytes:
-    """Return what Python has cached of a module, if that is up to date."""
+    """Return the bytecode in Python's cache if it is up to date; otherwise nothing."""
     source = path.stat()
     times = (int(source.st_mtime), source.st_size)
     head = importlib.util.MAGIC_NUMBER + struct.pack(

@@ -1,8 +1,9 @@
-"""The tasks of a sweep, from `--grid`, `--file` and sbatch's `--array`."""
+"""Reads the tasks of a sweep from `--grid`, `--file` and sbatch's `--array`."""
 
 import csv
 import io
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.([1-9]\d*))?")
 _ARRAY = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?")
 MOST_TASKS = 100_000
-"""No cluster accepts more jobs of one user."""
+"""Limit of tasks per sweep; no cluster accepts more jobs of one user."""
 
 
 def read_parameters(grids: Sequence[str], file: Path | None) -> list[dict[str, str]]:
@@ -27,7 +28,7 @@ def read_parameters(grids: Sequence[str], file: Path | None) -> list[dict[str, s
         file: a CSV file whose first line has the names.
 
     Raises:
-        UsageError: there are none, or they are invalid.
+        UsageError: there are no parameters, or they are invalid.
     """
     rows = read_table(file) if file else [{}]
     parsed = [parse_grid(grid) for grid in grids]
@@ -37,9 +38,7 @@ def read_parameters(grids: Sequence[str], file: Path | None) -> list[dict[str, s
         raise UsageError(
             "a sweep needs parameters", hint="echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}"
         )
-    count = len(rows)
-    for _, values in parsed:
-        count *= len(values)
+    count = len(rows) * math.prod(len(values) for _, values in parsed)
     if count > MOST_TASKS:
         raise UsageError(
             f"the sweep would have {count:,} tasks, more than {MOST_TASKS:,}",
@@ -57,7 +56,7 @@ def check_names(names: Sequence[str]) -> None:
     """Check the names of parameters.
 
     Raises:
-        UsageError: one is not a name, means something else, or is given twice.
+        UsageError: a name is invalid, reserved or not unique.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == INDEX:
@@ -97,9 +96,9 @@ def _expand(word: str) -> list[str]:
 
 
 def split_array(spec: JobSpec) -> tuple[JobSpec, Table | None]:
-    """Return a request without --array, and the tasks of that; None if there is none.
+    """Return a request without --array, and the tasks of the array; None if there is none.
 
-    Styles other than `echelon` leave arrays to Slurm. Tasks have no parameters but their index, so
+    Styles other than `echelon` leave arrays to Slurm. The only parameter of a task is its index, so
     braces in arguments are literal.
 
     Raises:
@@ -142,7 +141,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """Read a CSV file: the first line has the names, each other line is a row.
 
     Raises:
-        UsageError: it cannot be read, or a row has another number of values.
+        UsageError: the file cannot be read, or a row has another number of values.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

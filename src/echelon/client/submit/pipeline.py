@@ -1,8 +1,8 @@
 """Starts runs: request → checked → prepared → submitted, each a frozen value.
 
 `echelon submit`, `run` and `sweep`, functions from Python, and the host of a submission from
-another machine take all steps. `--dry-run` stops after `check`; `rerun` checks the request of an
-earlier run (`check_again`), and `resume` submits the next attempt of one (`queue_attempt`).
+another machine take all steps. `--dry-run` stops after `check`. `rerun` checks the request of an
+earlier run with `check_again`, and `resume` submits its next attempt with `queue_attempt`.
 """
 
 import json
@@ -12,11 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from echelon.client.code.snapshot import copy_again, take_snapshot
-from echelon.client.submit.checks import (
-    check_sweep,
-    find_function_problems,
-    find_problems,
-)
+from echelon.client.submit.checks import check_sweep, find_function_problems, find_problems
 from echelon.client.submit.environments import find_environment
 from echelon.client.submit.images import settle_image
 from echelon.client.submit.parameters import split_array
@@ -52,15 +48,15 @@ class Request:
     merged: Merged
     target: Target
     command: str = "submit"
-    """The command that starts it, for its hints."""
+    """The command that starts the run, for hints of errors."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Environment variables of the job."""
     table: Table | None = None
     """The parameters of each task of a sweep; None for a single run."""
     added: Mapping[str, bytes] = field(default_factory=dict)
-    """A function as files beside the project's, path → content; the script is one of them."""
+    """The files of a function, path → content, which are added to the project's."""
     run_id: str = ""
-    """The name of the run; empty for a new one."""
+    """The id of the run; empty for a new one."""
     lints: bool = False
     """Whether to examine the script as `echelon lint` does."""
     takes_array: bool = False
@@ -69,7 +65,7 @@ class Request:
 
 @frozen
 class Checked:
-    """A request without problems, with everything that was chosen for it."""
+    """A request without problems, with its cluster and all defaults."""
 
     spec: JobSpec
     cluster: Cluster
@@ -90,18 +86,18 @@ class Checked:
 
 @frozen
 class Prepared:
-    """A run directory with everything that its jobs execute."""
+    """A run directory with the code, request and script that its jobs execute."""
 
     run: RunDir
     cluster: Cluster
     environ: Mapping[str, str]
     script: bytes
-    """The script, as it was written."""
+    """The content of the script, so that a change of the file is not executed."""
     table: Table | None = None
 
     @property
     def sweep(self) -> SweepDir:
-        """The sweep, if there is a table."""
+        """The sweep; only valid with a table."""
         return SweepDir(files=self.run)
 
 
@@ -118,7 +114,7 @@ class Submitted:
 
 
 def check(request: Request) -> Checked:
-    """Choose what the request leaves open, and report all its problems.
+    """Add defaults to a request, and report all its problems.
 
     Raises:
         UsageError: the request cannot be started.
@@ -203,9 +199,9 @@ def _examine_script(script: Path, spec: JobSpec, command: str, *, lints: bool) -
 
 
 def prepare(checked: Checked) -> Prepared:
-    """Create the directory of a run or sweep with its code, request and script; queue nothing."""
+    """Create the directory of a run or sweep with its code, request and script."""
     spec, folder, shell = split_array(checked.spec)[0], checked.folder, LocalShell()
-    # The agent of a run on this machine looks into the image itself, a second later.
+    # The agent of a run on this machine checks the image itself, a second later.
     here = isinstance(checked.cluster, LocalCluster)
     spec = settle_image(spec, folder, checked.environ, shell, looks_inside=not here)
     environment = find_environment(spec, folder, shell)
@@ -224,7 +220,7 @@ def prepare(checked: Checked) -> Prepared:
     except BaseException as error:
         remove_tree(run.path)  # leave no incomplete run
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(run.path)  # the system does not name the file of a failed write
+            error.filename = str(run.path)  # the error of a failed write has no file name
         raise
     if spec.snapshot and not run.code.exists():
         note(f"no copy of the code: '{spec.script}' is a program on PATH, not a file")

@@ -1,4 +1,4 @@
-"""The last step of a submission: queue the next attempt of a run."""
+"""Queues the next attempt of a run: the last step of a submission."""
 
 from collections.abc import Mapping
 

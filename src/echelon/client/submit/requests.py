@@ -1,4 +1,4 @@
-"""Merge flags, project file and cluster profile into one request."""
+"""Merges flags, project file and cluster profile into one request."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
     project = read_project(folder, environ, note, named=flags.get("config"))
     merged = _merge(flags, project, environ)
     if merged.host and not flags.get("host") and find_mirror(folder.resolve()):
-        return replace(merged, host="")  # this is the host
+        return replace(merged, host="")  # a mirror is on the host itself
     return merged
 
 
@@ -40,7 +40,7 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
         for layer, values in ((own, mine), (project, ours))
         for name, profile in take_table(values, "clusters").items()
     }
-    take_table(ours, "lint", header="lint")  # of `echelon lint`
+    take_table(ours, "lint", header="lint")  # settings of `echelon lint`
     chosen = (flags.get("cluster"), ours.pop("cluster", ""), mine.pop("cluster", ""))
     name = next((str(choice) for choice in chosen if choice), "")
     layers = [Layer(source=own.source, values=flatten(mine))]
@@ -55,12 +55,10 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
     if source := flags.get("source"):
         text, values = _from_script(source)
         job = read_job_script(source, text)
-        # The command line's script replaces the launch, with its arguments.
+        # A script on the command line replaces the script and arguments of the launch.
         program = {} if flags.get("script") else take_program(job)
         layers.append(Layer(source=str(source.absolute()), values={**program, **values}))
-    layers.append(Layer(source="flags", values=_from_flags(flags)))
-    layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
-    merged = merge(layers)
+    merged = merge([*layers, *_flag_layers(flags)])
     if source:
         mention_unused(job, source, merged.spec)
     return replace(merged, cluster=name, host=str(flags.get("host") or host), workdir=workdir)
@@ -116,6 +114,12 @@ def flatten(values: Mapping[str, Any]) -> dict[str, object]:
     return flat
 
 
+def _flag_layers(flags: Mapping[str, Any]) -> tuple[Layer, Layer]:
+    """Return the layers of the command line: flags for keys, and --set."""
+    settings = _from_settings(flags.get("setting") or [])
+    return Layer(source="flags", values=_from_flags(flags)), Layer(source="--set", values=settings)
+
+
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key in KEYS.values():
@@ -157,6 +161,4 @@ def _pairs(key: Key, words: list[str]) -> dict[str, str]:
 
 def change_request(layer: Layer, changes: Mapping[str, Any]) -> Merged:
     """Merge flags and settings into a request."""
-    flags = Layer(source="flags", values=_from_flags(changes))
-    settings = Layer(source="--set", values=_from_settings(changes.get("setting") or []))
-    return merge([layer, flags, settings])
+    return merge([layer, *_flag_layers(changes)])

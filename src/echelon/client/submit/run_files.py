@@ -21,9 +21,9 @@ def write_files(
     folder: Path,
     *,
     code: Code | None,
-    table: Table | None = None,
-    environment: Environment | None = None,
-    conda_exe: str = "",
+    table: Table | None,
+    environment: Environment | None,
+    conda_exe: str,
 ) -> bytes:
     """Write the files of a run or sweep, and return its script.
 
@@ -32,9 +32,9 @@ def write_files(
         spec: the request.
         folder: the working directory.
         code: the copy of the code; None if the run executes the project itself.
-        table: the parameters of a sweep.
-        environment: the ranks' environment, if it is to be staged and known already.
-        conda_exe: the user's conda, if there is one.
+        table: the parameters of a sweep; None for a single run.
+        environment: the ranks' environment to stage; None if it is not known.
+        conda_exe: the path of the user's conda; empty without one.
     """
     tasks = write_table(SweepDir(files=run), table) if table else ""
     frozen = freeze_request(run, spec, folder, has_copy=code is not None)
@@ -55,7 +55,7 @@ def write_files(
 
 
 def freeze_request(run: RunDir, spec: JobSpec, folder: Path, *, has_copy: bool) -> JobSpec:
-    """Return a request as a run's file has it: independent of where its jobs start. Pure."""
+    """Return a request for a run's file, independent of the directory where jobs start. Pure."""
     frozen = replace(
         spec,
         chdir=str(folder),

@@ -1,4 +1,4 @@
-"""Names of new runs: the job's name and four random letters."""
+"""Makes the ids of new runs."""
 
 import re
 import secrets

@@ -1,6 +1,7 @@
-"""What `echelon lint` finds in the scripts of a request, before it is queued.
+"""Checks the scripts of a request with `echelon lint` before it is queued.
 
-Only an error on a line that the script always reaches refuses the request. Others are mentioned.
+A request is refused only for an error on a line that the script always reaches. Other errors are
+printed as warnings.
 """
 
 import os
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from echelon.lint.rule import Finding
 
 _NAMES = "E626"
-"""The rule about undefined names: an error is on a line that always runs."""
+"""The rule for undefined names, whose errors are on lines that always run."""
 
 
 def check_script(script: Path) -> list[str]:
-    """Return the errors that end a Python script for certain, and mention the others."""
+    """Return the errors that certainly end a Python script, and print the others as warnings."""
     errors = _find_errors(script)
     certain = [one for one in errors if one.code == _NAMES and one.severity == "error"]
-    _mention([error for error in errors if error not in certain])
+    _warn([error for error in errors if error not in certain])
     return [
         f"{error.path}:{error.line}: {error.what.rstrip('.')} ({error.code}; if you know better, "
         f"add the comment: # echelon: ignore {error.code})"
@@ -32,10 +33,10 @@ def check_script(script: Path) -> list[str]:
 
 
 def refuse_job_script(script: Path, command: str) -> None:
-    """Refuse a script for sbatch as the training script: each rank would execute all of it.
+    """Refuse a job script as the training script, because each rank would execute all of it.
 
     Raises:
-        UsageError: it has #SBATCH lines.
+        UsageError: the script has #SBATCH lines.
     """
     try:
         head = script.read_bytes()[:65536]
@@ -49,14 +50,14 @@ def refuse_job_script(script: Path, command: str) -> None:
 
 
 def mention_directives(script: Path) -> None:
-    """Mention the errors of #SBATCH directives that Slurm, and so --from, ignores or misreads."""
-    _mention([error for error in _find_errors(script) if error.code in ("E102", "E106")])
+    """Warn about #SBATCH directives that Slurm, and therefore --from, ignores or misreads."""
+    _warn([error for error in _find_errors(script) if error.code in ("E102", "E106")])
 
 
 def _find_errors(script: Path) -> "list[Finding]":
-    """Return the errors in a script, and those that it may reach.
+    """Return the errors in a script, and all its undefined names.
 
-    Empty if it is not a text file, or lint is not installed.
+    Return nothing if the file is not text, or the extra `lint` is not installed.
     """
     try:
         from echelon.lint.files import DiskFiles  # noqa: PLC0415
@@ -70,6 +71,6 @@ def _find_errors(script: Path) -> "list[Finding]":
     return [one for one in own if one.severity is Severity.ERROR or one.code == _NAMES]
 
 
-def _mention(errors: "list[Finding]") -> None:
+def _warn(errors: "list[Finding]") -> None:
     for error in errors:
         note(f"warning: {error.path}:{error.line}: {error.code}: {error.what}")

@@ -1,4 +1,4 @@
-"""Where a new run is started: its cluster, and the part of a request that this cluster supports."""
+"""Chooses the cluster of a new run, and the part of a request that this cluster supports."""
 
 import importlib.util
 import os
@@ -27,11 +27,11 @@ class Target:
     """Where runs are started."""
 
     on: str = "slurm"
-    """`slurm`, `ray`, `local`, or `auto` for an allocation around this process or this machine."""
+    """`slurm`, `ray`, `local`, or `auto`: the current allocation, otherwise this machine."""
     runs: Path = RUNS
     """The directory of runs."""
     address: str = ""
-    """Ray's dashboard."""
+    """The URL of Ray's dashboard."""
     tied: bool = False
     """Whether runs on this machine end with this process."""
 
@@ -86,9 +86,10 @@ def choose_spec(request: "Merged", on: str, environ: Mapping[str, str]) -> "JobS
 
 
 def choose_python(spec: "JobSpec", environ: Mapping[str, str], *, inherits: bool) -> "JobSpec":
-    """Set the ranks' Python if the request names none: that of the active environment, or our own.
+    """Set the ranks' Python if the request names none: the active environment's, or our own.
 
-    Our own only if it has torch: the command may be installed in an environment of its own.
+    Our own Python is used only if it has torch, because this command may have a separate
+    environment.
 
     Args:
         spec: the request.
@@ -97,7 +98,7 @@ def choose_python(spec: "JobSpec", environ: Mapping[str, str], *, inherits: bool
     """
     if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
         return spec
-    if spec.image:  # torch is in there; controller and agents need none
+    if spec.image:  # the image has torch; controller and agents do not need it
         return replace(spec, python=sys.executable)
     if prefix := environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
         return spec if inherits else replace(spec, python=f"{prefix}/bin/python")
@@ -107,6 +108,7 @@ def choose_python(spec: "JobSpec", environ: Mapping[str, str], *, inherits: bool
 
 
 def ray_cluster(address: str, runs: Path, *, glance: bool = False, given: bool = True) -> "Cluster":
+    """Return the Ray cluster at an address."""
     from echelon.clusters.ray.cluster import RayCluster  # noqa: PLC0415
 
     return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance, given=given)

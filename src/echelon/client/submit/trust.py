@@ -1,8 +1,8 @@
 """Checks that the user has submitted a script, so that foreign run directories are not executed.
 
-A script determines everything that it starts: the commands of its environment, and launcher,
-request and code by their digests. The digest of a submitted script, kept in the user's state
-directory, therefore covers all of it, wherever the run directory is moved.
+A script contains the commands of its environment, and the digests of launcher, request and code.
+The digest of a submitted script, kept in the user's state directory, therefore covers everything
+that the script starts, even after the run directory was moved.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _SEALED = re.compile(
     rb"( .+ \\\n    (?:controller|code|task) .+ )([0-9a-f]{64})(?=$|\) )",
     re.MULTILINE,
 )
-"""Where a script starts the launcher."""
+"""Matches the line that starts the launcher; groups 2 and 4 are digests of launcher and request."""
 
 
 def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False) -> bytes:
@@ -33,8 +33,8 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
     Args:
         run: the run.
         environ: environment variables, which locate the user's state.
-        trust: accept the script as it is. If launcher or request were changed, the script is
-            updated to start them as they are.
+        trust: accept any script. If launcher or request were changed, the digests in the script
+            are updated.
 
     Raises:
         NotPermittedError: the user has not submitted this script, or files that it starts were
@@ -71,16 +71,16 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
 
 
 def _check_code(run: RunDir, script: bytes) -> None:
-    """Check the code that a script starts, if it starts anything in the run directory."""
+    """Check the copy of the code if a script starts the launcher."""
     code = read_code(run) if _SEALED.search(script) else None
     if code is not None:
         verify_code(run, code)
 
 
 def seal_script(script: bytes, run: RunDir) -> bytes:
-    """Return a script that starts launcher and request as they are in the run directory now."""
+    """Return a script with the digests of the current launcher and request."""
     if not _SEALED.search(script):
-        return script  # it starts neither of them
+        return script  # the script starts no launcher
     launcher, request = (_digest(_read(path)).encode() for path in (run.launcher, run.spec))
     return _SEALED.sub(rb"\g<1>" + launcher + rb"\g<3>" + request, script)
 
@@ -89,7 +89,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except OSError:
-        return b""  # differs from what was submitted
+        return b""  # its digest differs from the submitted one
 
 
 def _digest(content: bytes) -> str:
@@ -97,7 +97,7 @@ def _digest(content: bytes) -> str:
 
 
 def _is_of_known_sweep(run: RunDir, script: bytes, environ: Mapping[str, str]) -> bool:
-    """Tell whether a run is what a task of a sweep makes that the user has submitted."""
+    """Tell whether a run has the files of a task of a sweep that the user has submitted."""
     found = sweep_of(run)
     if found is None:
         return False
@@ -112,13 +112,13 @@ def _is_of_known_sweep(run: RunDir, script: bytes, environ: Mapping[str, str]) -
 
 
 def _describe(run: RunDir) -> str:
-    """Return the keys that determine what a run would execute."""
+    """Return the keys that determine which commands a run would execute."""
     spec = read_spec(run)
-    said = {
+    values = {
         "python": spec.python,
         "prologue": "; ".join(spec.prologue),
         "script": " ".join((spec.script, *spec.args)),
         "node_check": spec.node_check,
         "notify": spec.notify,
     }
-    return ", ".join(f"{key} = {value!r}" for key, value in said.items() if value)
+    return ", ".join(f"{key} = {value!r}" for key, value in values.items() if value)

@@ -1,4 +1,4 @@
-"""What differs between two versions of the code."""
+"""Differences between two versions of the code."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_run_without_a_copy_cannot_be_compared(tmp_path):
         read_run(run)
 
 
-def test_a_project_that_is_gone_is_an_error(project, tmp_path):
+def test_a_diff_with_a_deleted_project_is_an_error(project, tmp_path):
     run = take(project, "a-1")
     project.rename(tmp_path / "renamed")
     moved = RunDir.open(tmp_path / "renamed" / "runs" / "a-1")
@@ -95,7 +95,7 @@ def test_a_project_that_is_gone_is_an_error(project, tmp_path):
     assert run.run_id == "a-1"
 
 
-def test_the_same_code_again_shares_its_files(project):
+def test_a_rerun_with_the_same_code_shares_its_files(project):
     first = take(project, "a-1")
     (project / "train.py").write_text("edited\n")
     second = RunDir.create(project / "runs", "a-2")
@@ -151,7 +151,7 @@ def test_a_manifest_with_a_path_out_of_the_code_is_refused(project, path):
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "9" * 5000, "null", "[" * 9000])
-def test_a_manifest_with_numbers_that_are_none_is_refused(project, number):
+def test_a_manifest_with_invalid_numbers_is_refused(project, number):
     run = take(project, "a-1")
     text = run.manifest.read_text()
     known = str(read_manifest(run).files["train.py"].mtime_ns)
@@ -161,7 +161,7 @@ def test_a_manifest_with_numbers_that_are_none_is_refused(project, number):
 
 
 @pytest.mark.parametrize("what", ["pipe", "/dev/zero", "vast"])
-def test_what_is_no_file_in_a_copy_is_not_read(project, what):
+def test_links_and_pipes_in_a_copy_are_not_read(project, what):
     run = take(project, "a-1")
     second = take(project, "a-2")
     (run.code / "train.py").parent.chmod(0o700)
@@ -182,7 +182,7 @@ def test_what_is_no_file_in_a_copy_is_not_read(project, what):
         list(render_diff(read_run(run), read_run(second)))
 
 
-def test_times_in_a_manifest_from_elsewhere_are_not_believed(project):
+def test_times_in_a_manifest_from_another_machine_are_not_trusted(project):
     run = take(project, "a-1")
     write_times(run, project)
     assert compare(read_run(run), read_project(run, LocalShell())) == {"train.py": "changed"}

@@ -56,21 +56,21 @@ def test_the_code_is_what_git_would_add(repository):
     write(repository, "new.py", "ünï code.py", "data/big.bin", "src/pkg/ext.so")
     write(repository, "src/pkg/__pycache__/x.pyc", "photos/1.jpg", "photos/2.jpg")
     found = listed(repository)
-    # git still lists what was deleted; whoever copies the files leaves it out.
+    # git also lists deleted files; they are left out when the files are copied.
     assert set(found.code) == {
         *(".gitignore", "train.py", "new.py", "ünï code.py", "src/pkg/__init__.py", "old.py"),
     }
     assert set(found.beside) == {"data", "photos", "src/pkg/ext.so"}
 
 
-def test_runs_are_no_code_wherever_they_are(repository):
+def test_run_directories_are_never_code(repository):
     write(repository, "runs/a-1/spec.toml", "runs/a-1/job.sbatch", "runs/a-1/code/train.py")
     write(repository, "sub/runs/b-2/spec.toml", "sub/runs/b-2/job.sbatch", "sub/runs/b-2/big")
     found = listed(repository)
     assert not [path for path in (*found.code, *found.beside) if "runs" in path]
 
 
-def test_submodules_and_other_repositories_inside_are_part_of_it(repository, tmp_path):
+def test_submodules_and_nested_repositories_are_part_of_the_code(repository, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     git(other, "init", "-q")
@@ -101,7 +101,7 @@ def test_the_runs_are_not_linked_nor_what_contains_them(tmp_path):
 
 
 @pytest.mark.parametrize("is_git", [True, False])
-def test_the_projects_own_list_excludes_more(repository, is_git):
+def test_echelonignore_excludes_more_files(repository, is_git):
     write(repository, "huge.bin", "assets/a.png", "assets/deep/b.png", "src/assets/c.txt")
     (repository / ".echelonignore").write_text("# not needed\n\n*.bin\n/assets/\nold.py\n")
     found = listed(repository, is_git=is_git)
@@ -110,7 +110,7 @@ def test_the_projects_own_list_excludes_more(repository, is_git):
     assert not {"huge.bin", "old.py", "assets/a.png"} & set(found.code)
 
 
-def test_an_exception_in_the_projects_list_is_an_error(tmp_path):
+def test_an_exception_in_echelonignore_is_an_error(tmp_path):
     write(tmp_path, "train.py")
     (tmp_path / ".echelonignore").write_text("*.bin\n!keep.bin\n")
     with pytest.raises(UsageError, match=r"'!keep\.bin'"):
@@ -131,7 +131,7 @@ def test_an_exception_in_the_projects_list_is_an_error(tmp_path):
         ("a+b(c).py", ["a+b(c).py"], ["aab(c).py"]),
     ],
 )
-def test_patterns_mean_what_they_mean_to_git(line, matches, others):
+def test_patterns_in_echelonignore_match_as_in_git(line, matches, others):
     pattern = parse_ignore(line)
     assert all(pattern.fullmatch(path) for path in matches)
     assert not any(pattern.fullmatch(path) for path in others)
@@ -156,13 +156,13 @@ def test_the_project_is_the_repository_around_the_script(repository, tmp_path):
     assert find_root(repository, plain / "x.py", shell) == (plain, Kind.FOLDER)
 
 
-def test_git_that_refuses_is_an_error(repository):
+def test_a_repository_that_git_refuses_is_an_error(repository):
     (repository / ".git" / "config").write_text("[broken\n")
     with pytest.raises(UsageError, match="git cannot read the repository"):
         find_root(repository, None, LocalShell())
 
 
-def test_the_commit_and_whether_files_differ(repository):
+def test_the_commit_is_read_and_dirty_if_files_differ(repository):
     shell, runs = LocalShell(), repository / "runs"
     write(repository, "runs/a/x")
     clean = read_commit(repository, shell, kind=Kind.GIT, runs=runs)
@@ -184,7 +184,7 @@ def test_secrets_of_a_home_directory_are_never_code(repository, is_git):
     assert not [path for path in listed.code if ".ssh" in path or ".aws" in path or "hist" in path]
 
 
-def test_without_git_it_is_the_scripts_folder_wherever_one_stands(tmp_path):
+def test_without_git_the_project_is_the_scripts_folder(tmp_path):
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "train.py"
     assert find_root(tmp_path, script, LocalShell()) == (tmp_path / "scripts", Kind.FOLDER)
@@ -224,7 +224,7 @@ def test_private_keys_are_never_code_and_certificates_are(repository, is_git):
     assert code.isdisjoint({"tls/server.KEY", "both.pem", "ec.pem"})
 
 
-# --- repositories that nobody checked ---------------------------------------------------------
+# --- repositories of other users --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ def test_a_change_in_a_submodule_makes_the_project_dirty(repository, tmp_path):
 
 
 @pytest.mark.parametrize("name", [b"a=b", b"a\xffb"])
-def test_a_filter_that_cannot_be_turned_off_is_an_error(repository, marker, tmp_path, name):
+def test_a_git_filter_that_cannot_be_disabled_is_an_error(repository, marker, tmp_path, name):
     (repository / ".gitattributes").write_bytes(b"*.py filter=%s\n" % name)
     with (repository / ".git/config").open("ab") as config:
         config.write(b'[filter "%s"]\n\tclean = %s\n' % (name, os.fsencode(marker)))
@@ -364,7 +364,7 @@ def test_a_repository_cannot_name_a_folder_around_it(tmp_path):
     assert list_all(tmp_path / "evil")[0].code == ("train.py",)
 
 
-def test_a_folder_that_was_fetched_is_no_code(repository):
+def test_a_fetched_folder_is_not_code(repository):
     write(repository, "train-abcd/.echelon-run", "train-abcd/metrics.jsonl", "a/train-efgh/x.py")
     git(repository, "init", "-q", "train-abcd/logs")
     assert not [path for path in listed(repository).code if path.startswith("train-abcd")]

@@ -1,4 +1,4 @@
-"""A project that somebody else wrote: nothing in it decides what is sent to a host."""
+"""Projects of other users: none of their files determines what is sent to a host."""
 
 import hashlib
 import json
@@ -79,7 +79,7 @@ def test_a_record_in_a_clone_does_not_choose_what_is_sent(project, versioned):
     ],
     ids=["manifest", "files", "before", "list", "script"],
 )
-def test_another_file_of_the_user_is_no_record(project, content):
+def test_another_remembered_file_is_not_a_record(project, content):
     """Someone to whom the user gave a run knows files whose digests are recorded."""
     remember(content.encode(), os.environ)
     write(project, {".echelon/mirror.json": content})

@@ -1,4 +1,4 @@
-"""Workdirs as projects: what a submission on the host copies and records."""
+"""Submissions on a host from a workdir: the copied code and its commit."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def test_a_submission_on_the_host_records_the_commit_of_the_laptop(repository, w
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "link", "mode"])
-def test_a_file_that_was_edited_on_the_host_makes_it_dirty(repository, workdir, change):
+def test_a_file_that_was_edited_on_the_host_makes_the_commit_dirty(repository, workdir, change):
     send(repository, workdir).check()
     if change == "edit":
         write(workdir, {"train.py": "edited there\n"})

@@ -80,7 +80,7 @@ def test_a_copy_holds_the_code_read_only(project):
     assert not run.path.exists()
 
 
-def test_an_unchanged_file_is_a_link_to_the_copy_before(project):
+def test_an_unchanged_file_is_a_link_to_the_earlier_copy(project):
     first, _ = take(project, "a-1")
     write(project / "train.py", "edited\n")
     second, code = take(project, "a-2")
@@ -118,7 +118,7 @@ def test_a_file_changed_a_moment_ago_is_read_again(project, monkeypatch):
     assert {one.source for one in read_manifest(run).files.values()} == {None}
 
 
-def test_files_of_a_run_from_elsewhere_are_not_linked_to(project):
+def test_files_of_a_run_from_another_user_are_not_linked_to(project):
     """Its manifest may say of every file that it is the same as its copy."""
     known, code = take(project, "a-1")
     shutil.copytree(known.path, known.path.parent / "b-1", symlinks=True)
@@ -210,7 +210,7 @@ def test_links_lead_into_the_copy_if_they_led_into_the_project(project, tmp_path
     assert place_link(project, "a/b", "..") == ".."
 
 
-def test_what_is_not_code_is_a_link_to_the_project(project):
+def test_entries_beside_the_code_are_links_to_the_project(project):
     (project / "data").mkdir()
     (project / "data" / "x").write_text("1\n")
     run, code = take(project, "a-1")
@@ -266,20 +266,20 @@ def test_too_many_files_are_an_error_that_names_the_fullest_folder(tmp_path):
     assert "echo '/img/'" in caught.value.hint
 
 
-def test_a_home_directory_is_no_project(tmp_path, monkeypatch):
+def test_a_home_directory_is_not_a_project(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         check_size(tmp_path, entries(tmp_path, {"film.mkv": 10**9}))
     assert "move the script into a directory of its own" in caught.value.hint
 
 
-def test_a_colon_cannot_be_in_the_search_path(project, tmp_path):
+def test_a_run_directory_with_a_colon_is_an_error(project, tmp_path):
     run = RunDir.create(tmp_path / "a:b", "a-1")
     with pytest.raises(UsageError, match="separated by colons"):
         take_snapshot(run, SPEC, project, LocalShell())
 
 
-def test_a_listing_is_examined_without_what_is_gone(project):
+def test_deleted_files_of_a_listing_are_left_out(project):
     listing = Listing(code=("train.py", "gone.py", "train.py/x", "pkg"), beside=())
     assert [entry.path for entry in examine(project, listing)] == ["train.py"]
 

@@ -1,4 +1,4 @@
-"""Which runs may be removed."""
+"""Choosing the runs to remove."""
 
 import os
 
@@ -29,21 +29,21 @@ def kept(holdings, **options):
     return {one.run: one.kept for one in choose(holdings, **given)}
 
 
-def test_old_runs_go_but_not_the_newest():
+def test_old_runs_are_removed_except_the_newest():
     runs = [holding("a", days=90), holding("b", days=80), holding("c", days=70)]
     assert kept(runs, keep=2) == {"a": "", "b": "one of the newest 2", "c": "one of the newest 2"}
     assert kept(runs, keep=9)["a"] == "one of the newest 9"
     assert not any(kept(runs).values())
 
 
-def test_recent_runs_stay():
+def test_recent_runs_are_kept():
     runs = [holding("a", days=31), holding("b", days=29), holding("c", days=0.5)]
     assert kept(runs) == {"a": "", "b": "only 29 days old", "c": "only 12 h 0 min old"}
     assert show_age(DAY_S) == "1 day"
 
 
 @pytest.mark.parametrize(
-    ("run", "why", "told"),
+    ("run", "why", "use"),
     [
         (holding("r", days=90, state="RUNNING", over=False), "active", "active"),
         (
@@ -61,9 +61,9 @@ def test_recent_runs_stay():
         (holding("r", days=90, state="COMPLETED", resumable=True), "", ""),
     ],
 )
-def test_what_may_still_be_needed_stays(run, why, told):
+def test_runs_that_may_still_be_needed_are_kept(run, why, use):
     assert find_use(run, unfinished=False) == why
-    assert find_use(run, unfinished=True) == told
+    assert find_use(run, unfinished=True) == use
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_run_is_weighed(run, tmp_path):
+def test_the_disk_usage_of_a_run_is_measured(run, tmp_path):
     os.link(run.code / "a.py", tmp_path / "the same in another run")
     one = measure(run, Job(id="1", state="FAILED"))
     assert (one.code, one.checkpoints, one.logs, one.size) == (570, 0, 300, 870)

@@ -1,4 +1,4 @@
-"""Which of a run's jobs counts, and in which state the run is."""
+"""The current job of a run, and its state."""
 
 import json
 import shutil
@@ -54,25 +54,25 @@ def run(tmp_path):
         ("FAILED", "CONFIGURING", "2"),
     ],
 )
-def test_a_standby_counts_when_the_job_before_it_is_over(run, first, second, current):
+def test_a_standby_is_current_when_the_job_before_it_has_ended(run, first, second, current):
     attempt(run, owner="1.0")
     attempt(run, after="1")
     assert current_job(run, Knows(j1=first, j2=second)).id == current
 
 
-def test_a_standby_that_has_begun_counts_for_good(run):
+def test_a_standby_that_has_begun_stays_current(run):
     attempt(run, owner="1.0")
     attempt(run, after="1", owner="2.0")
     assert current_job(run, Knows(j1="FAILED", j2="FAILED")).id == "2"
 
 
-def test_a_standby_that_found_nothing_to_do_never_counts(run):
+def test_a_skipped_standby_is_never_current(run):
     attempt(run, owner="1.0", outcome={"state": "FAILED"})
     attempt(run, after="1", owner="2.0", outcome={"state": "SKIPPED"})
     assert current_job(run, Knows(j1="FAILED", j2="COMPLETED")).id == "1"
 
 
-def test_a_resumed_run_is_its_new_job(run):
+def test_the_new_job_of_a_resumed_run_is_current(run):
     attempt(run, owner="1.0")
     attempt(run, after="1")
     attempt(run)
@@ -80,13 +80,13 @@ def test_a_resumed_run_is_its_new_job(run):
 
 
 @pytest.mark.parametrize(("ended", "state"), [("CANCELLED", "CANCELLED"), ("TIMEOUT", "FAILED")])
-def test_a_run_that_was_asked_to_stop_has_not_failed(run, ended, state):
+def test_a_stopped_run_is_cancelled_not_failed(run, ended, state):
     attempt(run, owner="1.0", outcome={"state": ended, "exit_code": 143})
     assert current_job(run, Knows(j1="FAILED")).state == state
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT"])
-def test_what_slurm_has_forgotten_is_as_its_controller_saw_it_end(run, state):
+def test_a_job_that_slurm_has_forgotten_has_the_controllers_outcome(run, state):
     attempt(run, owner="1.0", outcome={"state": state, "exit_code": 9})
     attempt(run, after="1")
     found = current_job(run, Knows(j1="UNKNOWN", j2="UNKNOWN"))

@@ -1,4 +1,4 @@
-"""Runs whose folder was moved, renamed, copied, or is reached by another name."""
+"""Run directories that were moved, renamed or copied, or are reached by another path."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def style(request):
 
 @pytest.fixture
 def run(tmp_path, style):
-    """One that has a job, which is over."""
+    """Return a run with a job that has ended."""
     return make(tmp_path, style=style)
 
 
@@ -46,20 +46,20 @@ def moved(run, runs):
 
 
 def settle(run):
-    """Return where a run was, and hold its script to what is returned of it."""
+    """Update a moved run, check the returned script, and return the previous directory."""
     script, home = settle_run(run, run.script.read_bytes())
     assert script == run.script.read_bytes()
     return home
 
 
-def test_a_run_that_stays_where_it_is_is_left_alone(run):
+def test_a_run_that_was_not_moved_is_unchanged(run):
     before = run.script.stat().st_mtime_ns
     assert find_home(run) == run.path
     assert settle(run) is None
     assert run.script.stat().st_mtime_ns == before
 
 
-def test_the_files_of_one_that_was_moved_name_its_new_folder(run, tmp_path):
+def test_the_files_of_a_moved_run_name_its_new_folder(run, tmp_path):
     old, script, request = run.path, run.script.read_text(), run.spec.read_bytes()
     run = moved(run, tmp_path / "else.where")
     assert settle(run) == old
@@ -70,7 +70,7 @@ def test_the_files_of_one_that_was_moved_name_its_new_folder(run, tmp_path):
     assert settle(run) is None
 
 
-def test_only_its_own_path_is_renewed(tmp_path):
+def test_only_the_run_directorys_own_path_is_updated(tmp_path):
     run = make(tmp_path)
     args = [f"--like={run.path}-b", f"--in=/data{run.path}", f"--from={run.path}/checkpoints"]
     text = run.spec.read_text()
@@ -81,30 +81,30 @@ def test_only_its_own_path_is_renewed(tmp_path):
     assert str(old) in args[0]
 
 
-def test_one_that_has_another_name_too_is_the_same(run, tmp_path):
+def test_a_run_reached_by_another_path_was_not_moved(run, tmp_path):
     (tmp_path / "link").symlink_to(run.path.parent)
     other = RunDir.open(tmp_path / "link" / run.run_id)
     check_original(other)
     assert settle(other) is None
 
 
-def test_a_copy_is_refused_whatever_its_name(run, tmp_path):
+def test_a_copied_run_is_refused(run, tmp_path):
     for place in (tmp_path / "copies" / run.run_id, run.path.with_name("other-name")):
         shutil.copytree(run.path, place)
-        with pytest.raises(ConflictError, match="is a copy") as told:
+        with pytest.raises(ConflictError, match="is a copy") as caught:
             settle(RunDir.open(place))
-        assert told.value.hint.startswith(f"use the original: --runs-dir {run.path.parent}")
+        assert caught.value.hint.startswith(f"use the original: --runs-dir {run.path.parent}")
 
 
-def test_a_run_keeps_its_name(run):
+def test_a_renamed_run_is_refused(run):
     other = RunDir.open(run.path.rename(run.path.with_name("other-name")))
-    with pytest.raises(ConflictError, match=f"know it as '{run.run_id}'") as told:
+    with pytest.raises(ConflictError, match=f"know it as '{run.run_id}'") as caught:
         check_original(other)
-    assert told.value.hint == f"rename it back: mv {other.path} {run.path}"
+    assert caught.value.hint == f"rename it back: mv {other.path} {run.path}"
 
 
 @pytest.mark.parametrize(("before", "after"), [("my runs", "new"), ("runs", "100%"), ("runs", "ü")])
-def test_names_that_would_have_to_be_quoted_are_refused(tmp_path, before, after):
+def test_a_run_moved_to_a_path_with_special_characters_is_refused(tmp_path, before, after):
     run = make(tmp_path, runs=before)
     other = moved(run, tmp_path / after)
     with pytest.raises(ConflictError, match="cannot continue there"):
@@ -112,7 +112,7 @@ def test_names_that_would_have_to_be_quoted_are_refused(tmp_path, before, after)
     assert find_home(other) == run.path
 
 
-def test_what_it_needs_and_did_not_come_along_is_told_before_anything_is_changed(run, tmp_path):
+def test_a_moved_run_with_missing_files_is_refused_unchanged(run, tmp_path):
     other = moved(run, tmp_path / "new")
     (tmp_path / "train.py").unlink()
     with pytest.raises(UsageError, match=r"train\.py does not exist"):
@@ -120,13 +120,13 @@ def test_what_it_needs_and_did_not_come_along_is_told_before_anything_is_changed
     assert find_home(other) == run.path
 
 
-def test_the_output_of_its_jobs_moves_with_it(run, tmp_path):
+def test_the_job_output_moves_with_its_run(run, tmp_path):
     run = moved(run, tmp_path / "new")
     (attempt,) = attempts(run)
     assert find_output(run, attempt) == run.logs / "job-1.out"
 
 
-def test_output_that_a_user_wanted_elsewhere_stays_there(run):
+def test_an_output_file_that_the_user_chose_is_not_moved(run):
     (attempt,) = attempts(run)
     (run.attempt(1) / "job.json").write_text('{"job_id": "7", "output": "/scratch/logs/7.out"}')
     (attempt,) = attempts(run)
@@ -134,7 +134,7 @@ def test_output_that_a_user_wanted_elsewhere_stays_there(run):
 
 
 @pytest.mark.parametrize("command", ["resume", "stop", "cancel"])
-def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, command):
+def test_the_jobs_of_a_run_cannot_be_controlled_through_a_copy(run, tmp_path, capsys, command):
     shutil.copytree(run.path.parent, tmp_path / "copies")
     assert main.run([command, run.run_id, f"--runs-dir={tmp_path}/copies"]) == 73
     assert f"is a copy of the run in {run.path}" in capsys.readouterr().err
@@ -143,7 +143,7 @@ def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, co
 
 
 @pytest.mark.parametrize("folder", ["/any", ".", "my-runs"])
-def test_output_elsewhere_does_not_make_a_run_one_that_was_moved(tmp_path, style, folder):
+def test_an_output_file_elsewhere_does_not_mean_that_the_run_was_moved(tmp_path, style, folder):
     run = make(tmp_path, style=style, output=f"{folder}/logs/job-%j.out")
     script = run.script.read_bytes()
     assert find_home(run) == run.path
@@ -151,7 +151,7 @@ def test_output_elsewhere_does_not_make_a_run_one_that_was_moved(tmp_path, style
     assert run.script.read_bytes() == script
 
 
-def test_a_home_that_one_may_not_enter_is_as_if_it_were_gone(run, tmp_path, monkeypatch):
+def test_a_run_whose_original_directory_is_inaccessible_was_moved(run, tmp_path, monkeypatch):
     old, run = run.path, moved(run, tmp_path / "new")
 
     def refuse(path):

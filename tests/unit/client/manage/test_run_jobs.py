@@ -1,4 +1,4 @@
-"""Jobs of runs: the tasks of a sweep are asked about together, and outages end no wait."""
+"""Queries about the jobs of runs: one for all tasks of a sweep, also during outages."""
 
 import json
 
@@ -47,7 +47,7 @@ def sweep(tmp_path, monkeypatch):
     return prepare_sweep(spec, make_table(rows), tmp_path / "runs")
 
 
-def test_all_tasks_of_a_sweep_are_one_question_for_a_while(sweep):
+def test_all_tasks_of_a_sweep_are_one_query_whose_answer_is_reused(sweep):
     sweep.record_array(1, Array("7", 0, (0, 1, 2)))
     mark = f"echelon:{sweep.sweep_id}-*/1"
     lines = [f"7|7_{n}|{state}|None||{mark}" for n, state in enumerate(["RUNNING"] * 2)]
@@ -66,7 +66,7 @@ def test_all_tasks_of_a_sweep_are_one_question_for_a_while(sweep):
     assert len(shell.calls) == 3 * asked
 
 
-def test_a_sweep_is_waited_for_while_slurm_does_not_respond(sweep, capsys):
+def test_waiting_for_a_sweep_continues_while_slurm_does_not_respond(sweep, capsys):
     sweep.record_array(1, Array("7", 0, (0, 1, 2)))
     away = Result(argv=("squeue",), code=1, stderr="Unable to contact slurm controller")
     clock = FakeClock()
@@ -108,7 +108,7 @@ def test_a_job_on_a_host_whose_state_is_unknown_there_has_not_ended(host, job, h
     assert (host_sweep_jobs(SITE, "lr-abcd").ended()["lr-abcd-1"] is not None) is has_ended
 
 
-def test_a_connection_that_breaks_while_a_run_is_waited_for_is_made_again(host):
+def test_a_connection_lost_while_waiting_is_made_again(host):
     clock = FakeClock()
     jobs = host_jobs(SITE, "train-abcd", clock)
     host({"job": "7", "state": "RUNNING", "exit_code": None})

@@ -1,4 +1,4 @@
-"""What is said of a run, from its controller's word and its cluster's."""
+"""The cause of a failure, from the controller and from the cluster."""
 
 import json
 from dataclasses import asdict
@@ -22,7 +22,7 @@ from echelon.run.verdict import Failure, judge
         ("PENDING", ""),  # queued again: what ended it before did not end the run
     ],
 )
-def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, cause):
+def test_slurms_cause_replaces_a_guess_of_the_controller(tmp_path, state, cause):
     run = RunDir.create(tmp_path, "one")
     own = judge([Failure(cause="cancelled", message="the controller received SIGTERM")])
     run.verdict.write_text(json.dumps(asdict(own)))
@@ -30,7 +30,7 @@ def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, c
     assert (found.failure.cause if found else "") == cause
 
 
-def test_a_controller_that_knows_the_same_says_more(tmp_path):
+def test_the_controllers_verdict_is_kept_if_it_agrees_with_slurm(tmp_path):
     run = RunDir.create(tmp_path, "one")
     own = judge([Failure(cause="cancelled", message="all ranks saved and stopped after step 8")])
     run.verdict.write_text(json.dumps(asdict(own)))
@@ -38,7 +38,7 @@ def test_a_controller_that_knows_the_same_says_more(tmp_path):
     assert found.failure.message == own.failure.message
 
 
-def test_a_job_that_ended_before_its_controller_started_says_why(tmp_path):
+def test_a_job_without_a_controller_reports_its_last_output(tmp_path):
     run = RunDir.create(tmp_path, "one")
     output = run.logs / "job-7.out"
     job = {"job_id": "7", "submitted": "", "output": str(output)}
@@ -47,5 +47,5 @@ def test_a_job_that_ended_before_its_controller_started_says_why(tmp_path):
     ended = Job(id="7", state="FAILED", exit_code=1)
     assert find_verdict(run, ended).failure.message.endswith("its controller reported no outcome")
     output.write_text("x" * 9000 + "\nconda not found on node1: load its module\n\n")
-    said = find_verdict(run, ended).failure.message
-    assert said.endswith("the job's last output was: conda not found on node1: load its module")
+    message = find_verdict(run, ended).failure.message
+    assert message.endswith("the job's last output was: conda not found on node1: load its module")

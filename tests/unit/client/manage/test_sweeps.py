@@ -51,7 +51,7 @@ def cluster(shell):
 
 
 class Queue:
-    """Answers as Slurm does: numbers arrays, and lists what it is told."""
+    """Answers as Slurm does: numbers arrays, and lists the given jobs."""
 
     def __init__(self, sweep=None):
         self.sweep, self.lines, self.accounting, self.number = sweep, [], "", 6
@@ -71,7 +71,7 @@ class Queue:
 
     def list(self, argv):
         mark = f"echelon:{self.sweep.sweep_id}-*/1"
-        lines = [f"{job.partition('_')[0]}|{job}|{said}|{mark}" for job, said in self.lines]
+        lines = [f"{job.partition('_')[0]}|{job}|{state}|{mark}" for job, state in self.lines]
         if not lines:
             return Result(
                 argv=argv, code=1, stderr="slurm_load_jobs error: Invalid job id specified"
@@ -104,7 +104,7 @@ def end(sweep, index, job_id, **facts):
     ("indices", "limit", "text"),
     [([0, 1, 2], 0, "0-2"), ([9, 3, 4], 2, "3-4,9%2"), ([7], 0, "7")],
 )
-def test_indices_are_written_as_sbatch_reads_them(indices, limit, text):
+def test_task_indices_are_rendered_for_sbatch(indices, limit, text):
     assert render_tasks(indices, limit) == text
 
 
@@ -118,7 +118,7 @@ def test_a_thousand_tasks_are_one_submission(tmp_path):
     assert not sweep.run(0).path.exists()
 
 
-def test_more_than_the_largest_array_are_several_with_one_limit(tmp_path):
+def test_a_sweep_larger_than_an_array_is_several_arrays_with_one_limit(tmp_path):
     sweep, queue = make_sweep(tmp_path, 2100, max_running=8), Queue()
     assert submit_sweep(sweep, cluster(queue.shell), {}) == ["7", "8", "9"]
     assert queue.submitted() == [
@@ -129,7 +129,7 @@ def test_more_than_the_largest_array_are_several_with_one_limit(tmp_path):
     assert [array.offset for array in sweep.arrays()] == [0, 1001, 2002]
 
 
-def test_tasks_that_are_resumed_are_one_array_with_these_indices(tmp_path):
+def test_resumed_tasks_are_one_array_with_their_indices(tmp_path):
     sweep, queue = make_sweep(tmp_path, 10, max_running=3), Queue()
     submit_sweep(sweep, cluster(queue.shell), {})
     submit_sweep(sweep, cluster(queue.shell), {}, indices=[3, 7, 9])
@@ -157,7 +157,7 @@ def test_a_cluster_without_arrays_is_reported(tmp_path):
         submit_sweep(sweep, cluster(shell), {})
 
 
-def test_slurm_is_asked_once_for_all_tasks(tmp_path):
+def test_slurm_is_queried_once_for_all_tasks(tmp_path):
     sweep = make_sweep(tmp_path, 6)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -183,7 +183,7 @@ def test_slurm_is_asked_once_for_all_tasks(tmp_path):
     assert [task.index for task in tasks if task.is_left] == [1, 3]
 
 
-def test_accounting_is_asked_once_for_what_slurm_has_forgotten(tmp_path):
+def test_accounting_is_queried_once_for_all_forgotten_jobs(tmp_path):
     sweep = make_sweep(tmp_path, 4)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -195,7 +195,7 @@ def test_accounting_is_asked_once_for_what_slurm_has_forgotten(tmp_path):
     assert queue.calls == ["squeue", "sacct"]
 
 
-def test_nobody_is_asked_about_a_sweep_that_is_complete(tmp_path):
+def test_a_completed_sweep_needs_no_query(tmp_path):
     sweep = make_sweep(tmp_path, 2)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -206,7 +206,7 @@ def test_nobody_is_asked_about_a_sweep_that_is_complete(tmp_path):
     assert queue.calls == []
 
 
-def test_tasks_that_were_cancelled_while_they_waited_are_one_line(tmp_path):
+def test_array_tasks_that_were_cancelled_while_waiting_are_one_line(tmp_path):
     sweep = make_sweep(tmp_path, 3)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -215,7 +215,7 @@ def test_tasks_that_were_cancelled_while_they_waited_are_one_line(tmp_path):
     assert [task.state for task in tasks] == ["RUNNING", "CANCELLED", "CANCELLED"]
 
 
-def test_the_newest_array_counts_and_then_the_run(tmp_path):
+def test_a_task_has_the_job_of_its_newest_array_or_of_its_run(tmp_path):
     sweep = make_sweep(tmp_path, 2)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -229,7 +229,7 @@ def test_the_newest_array_counts_and_then_the_run(tmp_path):
     assert read_tasks(sweep, cluster(queue.shell))[0].state == "COMPLETED"
 
 
-def test_a_task_that_is_requeued_waits(tmp_path):
+def test_a_requeued_task_is_waiting(tmp_path):
     sweep = make_sweep(tmp_path, 1)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -239,7 +239,7 @@ def test_a_task_that_is_requeued_waits(tmp_path):
     assert (task.state, task.verdict) == ("PENDING", None)
 
 
-def test_jobs_of_others_with_the_same_id_do_not_count(tmp_path):
+def test_jobs_of_other_owners_with_the_same_id_are_ignored(tmp_path):
     sweep = make_sweep(tmp_path, 1)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -247,7 +247,7 @@ def test_jobs_of_others_with_the_same_id_do_not_count(tmp_path):
     assert read_tasks(sweep, cluster(shell))[0].state == "UNKNOWN"
 
 
-def test_a_cluster_that_is_away_leaves_what_the_files_tell(tmp_path, monkeypatch):
+def test_states_come_from_files_while_slurm_does_not_respond(tmp_path, monkeypatch):
     sweep = make_sweep(tmp_path, 2)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -267,7 +267,7 @@ def test_a_cluster_that_is_away_leaves_what_the_files_tell(tmp_path, monkeypatch
         read_tasks(sweep, slurm, strict=True)
 
 
-def test_stopping_takes_as_many_calls_whatever_the_number_of_tasks(tmp_path):
+def test_stopping_a_sweep_takes_a_constant_number_of_calls(tmp_path):
     """Those that have begun are asked to stop; those that Slurm has just started are ended."""
     sweep = make_sweep(tmp_path, 5)
     queue = Queue(sweep)
@@ -286,7 +286,7 @@ def test_stopping_takes_as_many_calls_whatever_the_number_of_tasks(tmp_path):
     ]
 
 
-def test_a_submission_that_broke_off_goes_on_where_it_was(tmp_path):
+def test_an_interrupted_sweep_submission_is_completed(tmp_path):
     """Of three arrays one was recorded, one is only in the queue, and one was not submitted."""
     sweep, queue = make_sweep(tmp_path, 2100), Queue()
     submit_sweep(sweep, cluster(queue.shell), {}, indices=range(1001))
@@ -297,7 +297,7 @@ def test_a_submission_that_broke_off_goes_on_where_it_was(tmp_path):
     assert [array.job_id for array in sweep.arrays()] == ["7", "8", "9"]
 
 
-def test_it_is_not_submitted_again_if_it_may_have_run(tmp_path):
+def test_an_array_that_may_have_run_is_not_submitted_again(tmp_path):
     sweep, queue = make_sweep(tmp_path, 3), Queue()
     queue.shell.answers["squeue"] = ""
     make_run(sweep, 0)
@@ -306,7 +306,7 @@ def test_it_is_not_submitted_again_if_it_may_have_run(tmp_path):
     assert not queue.submitted()
 
 
-def test_if_a_later_array_is_refused_the_first_is_named(tmp_path):
+def test_the_error_of_a_refused_array_names_the_queued_ones(tmp_path):
     sweep, queue = make_sweep(tmp_path, 2100), Queue()
 
     def refuse(argv):
@@ -322,7 +322,7 @@ def test_if_a_later_array_is_refused_the_first_is_named(tmp_path):
     assert sweep.path.exists()
 
 
-def test_a_task_that_was_cancelled_before_its_start_says_so(tmp_path):
+def test_a_task_that_was_cancelled_before_its_start_has_this_reason(tmp_path):
     sweep = make_sweep(tmp_path, 2)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
@@ -336,7 +336,7 @@ def test_a_task_that_was_cancelled_before_its_start_says_so(tmp_path):
     assert find_waiting(sweep.path.parent, f"{sweep.sweep_id}-1") is None
 
 
-def test_one_process_at_a_time_decides_what_to_submit(tmp_path):
+def test_only_one_process_at_a_time_submits_a_sweep(tmp_path):
     sweep = make_sweep(tmp_path)
     with sweep.locked(), pytest.raises(ConflictError, match="another process"), sweep.locked():
         pass
@@ -344,7 +344,7 @@ def test_one_process_at_a_time_decides_what_to_submit(tmp_path):
         pass
 
 
-def test_a_sweep_that_was_moved_is_not_resumed(tmp_path):
+def test_a_moved_sweep_is_not_resumed(tmp_path):
     sweep = make_sweep(tmp_path)
     check_home(sweep)
     moved = sweep.path.rename(tmp_path / "runs" / "elsewhere")
@@ -360,7 +360,7 @@ def test_a_task_of_an_array_is_named_by_array_and_index():
 
 
 class Machine(LocalCluster):
-    """Tasks end as told, after some looks."""
+    """Tasks end in the given states, after several checks."""
 
     def __init__(self, runs, states):
         super().__init__(FakeShell(), {}, runs)
@@ -384,7 +384,7 @@ class Machine(LocalCluster):
         self.cancelled.append(run_id)
 
 
-def test_tasks_on_this_machine_run_some_at_a_time(tmp_path):
+def test_a_limited_number_of_tasks_runs_at_a_time_on_this_machine(tmp_path):
     sweep = make_sweep(tmp_path, 5)
     machine = Machine(tmp_path / "runs", ["COMPLETED", "FAILED", *["COMPLETED"] * 3])
     assert sweep_runner.run(sweep, machine, {}, range(5), at_once=2, clock=FakeClock()) == [1]
@@ -393,7 +393,7 @@ def test_tasks_on_this_machine_run_some_at_a_time(tmp_path):
     assert isinstance(place_of(sweep), LocalCluster)
 
 
-def test_an_interrupt_stops_what_runs_and_starts_nothing_more(tmp_path):
+def test_an_interrupt_stops_running_tasks_and_starts_no_more(tmp_path):
     sweep = make_sweep(tmp_path, 4)
     machine = Machine(tmp_path / "runs", ["RUNNING"] * 4)
     real, calls = machine.job, []

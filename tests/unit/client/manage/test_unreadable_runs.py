@@ -46,7 +46,7 @@ def spoil(path, how):
 
 
 @pytest.mark.parametrize("how", ["folder", "large", "damaged"])
-def test_a_run_whose_job_cannot_be_read_is_not_one_that_was_never_submitted(runs, how, capsys):
+def test_a_run_with_an_unreadable_job_is_unknown_not_unsubmitted(runs, how, capsys):
     run = make_run(runs, "train-abcd")
     assert Places().job(run).state == "COMPLETED"
     spoil(run.attempt(1) / "job.json", how)
@@ -64,7 +64,7 @@ def test_an_attempt_that_was_claimed_but_not_queued_is_not_unreadable(runs):
     assert Places().job(run).state == "UNSUBMITTED"
 
 
-def test_a_folder_that_cannot_be_listed_does_not_concern_other_runs(runs, capsys):
+def test_an_unreadable_run_directory_does_not_affect_other_runs(runs, capsys):
     run = make_run(runs, "train-abcd")
     run.attempts.rename(run.path / "before")
     run.attempts.symlink_to(run.attempts)  # as an error of the storage would
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_listed_does_not_concern_other_runs(runs, capsys
     assert f"the state is unknown: cannot read {run.attempts}" in capsys.readouterr().err
 
 
-def test_a_record_that_listings_read_is_not_read_if_it_is_large(runs):
+def test_listings_do_not_read_huge_records(runs):
     run = make_run(runs, "train-abcd")
     run.task.write_text('{"index": 0, "sweep": "lr-abcd"}')
     for path in (run.attempt(1) / "job.json", run.outcome(1), run.task):
@@ -82,12 +82,12 @@ def test_a_record_that_listings_read_is_not_read_if_it_is_large(runs):
 
 
 @pytest.mark.parametrize("text", ["", '{"names": [], "tasks": {}, "max_running": 1e999}'])
-def test_a_sweep_whose_parameters_cannot_be_read_does_not_concern_runs(runs, capsys, text):
+def test_a_sweep_with_unreadable_parameters_does_not_affect_runs(runs, capsys, text):
     sweep = runs / "lr-abcd"
     shutil.copytree(runs / "whole-abcd", sweep)
     (sweep / "sweep.json").write_text(text)
     assert main.run(["ps", "--runs-dir", str(runs), "--json"]) == 0
-    said = capsys.readouterr()
-    states = {row["run"]: row["state"] for row in json.loads(said.out)}
+    output = capsys.readouterr()
+    states = {row["run"]: row["state"] for row in json.loads(output.out)}
     assert states == {"whole-abcd": "COMPLETED", "lr-abcd": "UNKNOWN"}
-    assert "lr-abcd: the state is unknown: the parameters of the sweep" in said.err
+    assert "lr-abcd: the state is unknown: the parameters of the sweep" in output.err

@@ -1,4 +1,4 @@
-"""How a function becomes files of a run's code, and what cannot."""
+"""Packing functions into files of a run's code."""
 
 import json
 import pickle
@@ -32,7 +32,7 @@ def unpack(packed):
     return pickle.loads(parts["function"])(*args, **options)
 
 
-def test_a_function_is_there_with_what_it_refers_to(tmp_path):
+def test_a_function_is_packed_with_everything_it_refers_to(tmp_path):
     factor = 3
     packed = pack(lambda x: x * factor, 4, root=tmp_path)
     assert unpack(packed) == 12
@@ -41,8 +41,8 @@ def test_a_function_is_there_with_what_it_refers_to(tmp_path):
     assert ".echelon/lib/cloudpickle/cloudpickle.py" in packed.files
 
 
-def test_a_module_that_ranks_could_not_import_goes_along_by_value(tmp_path):
-    # pytest imports this file under a name that nobody else can import.
+def test_a_module_that_ranks_could_not_import_is_pickled_by_value(tmp_path):
+    # pytest imports this file under a name that other processes cannot import.
     packed = pack(add, 1, root=tmp_path)
     assert unpack(packed) == 3
     assert (
@@ -80,18 +80,18 @@ def test_without_a_copy_modules_come_from_the_project_itself(tmp_path):
         (add, (1, 2, 3), "too many positional arguments"),
         (add, (threading.Lock(),), "an argument of add cannot be pickled"),
         (threading.Lock().acquire, (), "acquire cannot be pickled"),
-        (add, (bytes(MOST_BYTES + 1),), "go along"),
+        (add, (bytes(MOST_BYTES + 1),), "the limit is"),
     ],
 )
-def test_what_cannot_go_along_is_told_before_anything_starts(tmp_path, function, args, message):
-    with pytest.raises(UsageError, match=message) as told:
+def test_a_function_that_cannot_be_packed_is_an_error(tmp_path, function, args, message):
+    with pytest.raises(UsageError, match=message) as caught:
         pack(function, *args, root=tmp_path)
-    assert told.value.hint
+    assert caught.value.hint
 
 
-def test_a_checkpointer_is_asked_for_by_its_type():
+def test_the_checkpointer_parameter_is_found_by_its_annotation():
     class Checkpointer:
-        """Of somebody else."""
+        """A class of another library."""
 
     def by_text(x, saver: "echelon.Checkpointer"):  # noqa: F821
         pass
@@ -115,7 +115,7 @@ def test_the_argument_for_the_checkpointer_is_not_missing(tmp_path):
     assert {"torch", "echelon"} <= read_imports(program)
 
 
-def test_torch_is_imported_ahead_only_for_a_function_that_uses_it(tmp_path):
+def test_torch_is_preloaded_only_for_a_function_that_uses_it(tmp_path):
     def plain():
         return 1
 
@@ -135,7 +135,7 @@ def test_a_path_with_the_name_of_a_library_is_not_that_library():
     assert find_libraries(pickle.dumps("torch.nn")) == {"torch"}
 
 
-def test_annotations_as_text_are_looked_up():
+def test_text_annotations_of_a_checkpointer_are_resolved():
     """As `from __future__ import annotations` has them."""
     text = "def train(saver: {}): ..."
     for annotation, names, expected in [

@@ -1,4 +1,4 @@
-"""What a host answers about a run there, and what happens if the answer is malformed."""
+"""Answers of a host about a run, also malformed ones."""
 
 import json
 import pickle
@@ -28,50 +28,50 @@ def answer(monkeypatch):
     return lambda value: answers.append(value if isinstance(value, str) else json.dumps(value))
 
 
-def test_a_job(answer):
+def test_the_job_of_a_hosted_run_is_read_from_its_status(answer):
     answer(STATUS)
     job = host_jobs(SITE, "train-abcd").job("train-abcd")
     assert (job.id, job.state, job.exit_code) == ("7", "COMPLETED", 0)
 
 
 @pytest.mark.parametrize(
-    "said", ["", "null", "[]", '"7"', '{"state": "COMPLETED"}', "{", "[" * 5000]
+    "text", ["", "null", "[]", '"7"', '{"state": "COMPLETED"}', "{", "[" * 5000]
 )
-def test_a_status_of_another_form(answer, said):
-    answer(said)
+def test_a_malformed_status_is_an_error(answer, text):
+    answer(text)
     with pytest.raises(UnavailableError, match="unexpected answer from me@login to status"):
         host_jobs(SITE, "train-abcd").job("train-abcd")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [{}, *({"runs": runs} for runs in ([], {"lr-abcd-1": "x"})), "null"],
 )
-def test_a_sweep_of_another_form(answer, said):
-    answer(said)
+def test_a_malformed_sweep_status_is_an_error(answer, text):
+    answer(text)
     with pytest.raises(UnavailableError, match="unexpected answer from me@login to sweep"):
         host_sweep_jobs(SITE, "lr-abcd").job("lr-abcd-1")
 
 
-def test_a_verdict_that_is_not_there(answer):
+def test_a_hosted_run_without_a_failure_has_no_verdict(answer):
     answer("null")
     assert HostedRun(SITE, "train-abcd").verdict(FAILED) is None
 
 
-@pytest.mark.parametrize("said", ["[]", '{"failure": 7}', '{"no": "verdict"}'])
-def test_a_verdict_of_another_form(answer, said):
-    answer(said)
+@pytest.mark.parametrize("text", ["[]", '{"failure": 7}', '{"no": "verdict"}'])
+def test_a_malformed_verdict_is_an_error(answer, text):
+    answer(text)
     with pytest.raises(UnavailableError, match="unexpected answer from me@login to why"):
         HostedRun(SITE, "train-abcd").verdict(FAILED)
 
 
-def test_a_task_that_was_never_started_needs_no_question():
+def test_the_verdict_of_a_task_that_was_never_started_needs_no_query():
     never = Job(id="", state="CANCELLED", reason=NEVER_STARTED)
     verdict = HostedRun(SITE, "lr-abcd-1").verdict(never)
     assert (verdict.failure.cause, verdict.failure.message) == ("cancelled", NEVER_STARTED)
 
 
-def test_a_run_can_be_sent_to_another_process(answer):
+def test_a_hosted_run_can_be_pickled(answer):
     run = Run.of(HostedRun(SITE, "train-abcd"))
     answer(STATUS)
     assert run.state == "COMPLETED"

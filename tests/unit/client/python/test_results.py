@@ -1,4 +1,4 @@
-"""Results are read only where nobody else could have written them, and from others as data."""
+"""Pickles of results are read only if no other user could have written them."""
 
 import datetime as dt
 import enum
@@ -40,7 +40,7 @@ def write(run, rank, value, size=2):
     return path
 
 
-def test_the_first_or_all_in_order(run):
+def test_results_of_the_first_or_all_ranks_are_read_in_order(run):
     write(run, 0, "a")
     write(run, 1, "b")
     write(run, 2, "of an earlier generation, which had more ranks")
@@ -48,7 +48,7 @@ def test_the_first_or_all_in_order(run):
     assert read_results(run, every=True) == ["a", "b"]
 
 
-def test_a_missing_or_damaged_one_is_told(run):
+def test_a_missing_or_damaged_result_is_an_error(run):
     with pytest.raises(NotFoundError, match="no result of rank 0"):
         read_results(run, every=False)
     write(run, 0, b"\x80\x05 no pickle")
@@ -59,7 +59,7 @@ def test_a_missing_or_damaged_one_is_told(run):
         read_results(run, every=False)
 
 
-def test_a_file_that_others_can_write_is_not_read(run):
+def test_a_pickle_that_other_users_can_write_is_not_read(run):
     write(run, 0, "a").chmod(0o666)
     with pytest.raises(NotPermittedError, match="can write to"):
         read_results(run, every=False)
@@ -153,7 +153,7 @@ def test_data_of_another_host_is_read(run, value, monkeypatch):
         assert type(found) is type(value)
 
 
-def test_nan_is_read(run, monkeypatch):
+def test_nan_of_another_host_is_read(run, monkeypatch):
     keep(run, {"loss": math.nan}, monkeypatch)
     assert math.isnan(read_plain(run)["loss"])
 
@@ -192,7 +192,7 @@ def test_tensors_of_another_host_are_read(run, tensor, monkeypatch):
     assert torch.equal(found.to(torch.complex64), tensor.detach().to(torch.complex64))
 
 
-def test_the_state_of_a_model_is_read(run, monkeypatch):
+def test_a_model_state_of_another_host_is_read(run, monkeypatch):
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     keep(run, model.state_dict(), monkeypatch)
     model.load_state_dict(read_plain(run))
@@ -229,13 +229,13 @@ def branching():
     ],
     ids=lambda _: "",
 )
-def test_what_is_no_data_is_one_clear_error(run, value, what, monkeypatch):
+def test_a_result_that_is_not_plain_data_is_an_error(run, value, what, monkeypatch):
     monkeypatch.setattr(function_call, "_MOST_VALUES", 1000)
     keep(run, value, monkeypatch)
-    with pytest.raises(NotPermittedError, match="the result is not plain data: ") as told:
+    with pytest.raises(NotPermittedError, match="the result is not plain data: ") as caught:
         read_plain(run)
-    assert what in told.value.message
-    assert "trust_host=True" in told.value.hint
+    assert what in caught.value.message
+    assert "trust_host=True" in caught.value.hint
 
 
 def test_a_pickle_of_another_host_is_not_read(run):
@@ -311,7 +311,7 @@ def test_many_numbers_in_order_are_keys(run):
     assert len(read_plain(run)) == 60_000
 
 
-def test_a_large_file_is_not_read(run):
+def test_a_huge_result_is_not_read(run):
     forge(run, {"bytes": 1 << 40})
     os.truncate(run.path / "results/rank-00000.data", 1 << 40)
     with pytest.raises(UnavailableError, match=r"more than 1,000,000,000 bytes"):

@@ -1,4 +1,4 @@
-"""A run waits, and several do, on whatever knows their jobs."""
+"""Waiting for one run and for several runs."""
 
 import pytest
 
@@ -32,20 +32,20 @@ def make_runs(jobs, *names):
     return [echelon.Run.of(Source(name, jobs)) for name in names]
 
 
-def test_a_run_is_waited_for_while_nothing_is_known():
+def test_waiting_continues_while_the_state_of_a_run_is_unknown():
     jobs = Jobs({}, {"a": None}, {"a": DONE})
     (run,) = make_runs(jobs, "a")
     assert run.wait() == "COMPLETED"
     assert jobs.asked == 3
 
 
-def test_a_time_out_names_the_run():
+def test_a_time_out_while_waiting_names_the_run():
     (run,) = make_runs(Jobs({"a": None}), "a")
     with pytest.raises(echelon.EchelonError, match="the run 'a' has not ended in time"):
         run.wait(0)
 
 
-def test_tasks_of_a_sweep_are_asked_about_together():
+def test_tasks_of_a_sweep_are_queried_together():
     jobs = Jobs(dict.fromkeys("abc", DONE))
     assert [run.id for run in echelon.as_completed(make_runs(jobs, "a", "b", "c"))] == [*"abc"]
     assert jobs.asked == 1
@@ -57,7 +57,7 @@ def test_runs_are_yielded_as_they_end(monkeypatch):
     assert [run.id for run in echelon.as_completed(make_runs(jobs, "a", "b"))] == ["b", "a"]
 
 
-def test_a_time_out_of_several_names_those_that_are_left():
+def test_a_time_out_of_several_runs_names_the_remaining_ones():
     runs = echelon.as_completed(make_runs(Jobs({"a": None, "b": DONE}), "a", "b"), timeout=0)
     assert next(runs).id == "b"
     with pytest.raises(echelon.EchelonError, match="1 runs have not ended in time: a"):

@@ -1,4 +1,4 @@
-"""Fetching files of a run: which, how they continue after a cut, and what is refused."""
+"""Fetching files of a run: patterns, lost connections and refusals."""
 
 import errno
 import json
@@ -65,9 +65,9 @@ def parts(folder):
     return [path for path in folder.rglob("*") if path.name.endswith(".part")]
 
 
-def test_everything_small_is_fetched(run, here):
-    told = []
-    done = fetch(run, here, progress=lambda *numbers: told.append(numbers)).check().laptop
+def test_checkpoints_and_code_are_not_fetched_by_default(run, here):
+    reported = []
+    done = fetch(run, here, progress=lambda *numbers: reported.append(numbers)).check().laptop
     expected = {
         path: text
         for path, text in content(run).items()
@@ -76,7 +76,7 @@ def test_everything_small_is_fetched(run, here):
     assert content(here) == expected
     assert (done.files, done.unchanged, done.warnings) == (len(expected), 0, ())
     assert done.size == sum(map(len, expected.values()))
-    assert told[-1] == (done.size, done.size)
+    assert reported[-1] == (done.size, done.size)
     assert not os.path.lexists(here / "logs" / "latest")
     assert (here / "spec.toml").stat().st_mtime_ns == LONG_AGO_NS
     modes = [
@@ -85,7 +85,7 @@ def test_everything_small_is_fetched(run, here):
     assert modes == [0o600, 0o700, 0o700]
 
 
-def test_only_what_changed_is_fetched_again(run, here):
+def test_only_changed_files_are_fetched_again(run, here):
     fetch(run, here).check()
     write(run, {"logs/job-1.out": "out\nmore\n", "verdict.json": "{}"})
     done = fetch(run, here).check().laptop
@@ -114,7 +114,7 @@ def test_a_file_with_another_time_is_fetched_again(run, here):
         (["code/train.py"], {"code/train.py"}),
     ],
 )
-def test_patterns_choose_files(run, here, wanted, paths):
+def test_only_files_that_match_patterns_are_fetched(run, here, wanted, paths):
     fetch(run, here, *wanted).check()
     assert set(content(here)) == paths
 
@@ -139,7 +139,7 @@ def test_patterns_that_lead_elsewhere_are_refused(run, wanted):
 # --- lost connections -------------------------------------------------------------------------
 
 
-def test_a_connection_may_be_lost_at_any_byte(run, tmp_path):
+def test_a_fetch_continues_after_a_connection_lost_at_any_byte(run, tmp_path):
     write(run, {"logs/big.log": "0123456789" * 30_000})
     expected = content(run / "logs")
     whole = fetch(run, tmp_path / "whole", "logs").check()
@@ -158,7 +158,7 @@ def test_a_connection_may_be_lost_at_any_byte(run, tmp_path):
             assert again.down < whole.down
 
 
-def test_a_request_may_be_lost_at_any_byte(run, tmp_path):
+def test_a_fetch_continues_after_a_request_lost_at_any_byte(run, tmp_path):
     whole = fetch(run, tmp_path / "whole").check()
     for cut in range(0, whole.up, 7):
         done = fetch(run, tmp_path / f"cut-{cut}", cut_up=cut)
@@ -294,7 +294,7 @@ DATA = [
 
 
 @pytest.mark.parametrize("path", ACTED_ON)
-def test_a_name_on_which_programs_act_is_left_out(run, here, path):
+def test_files_with_names_that_programs_act_on_are_left_out(run, here, path):
     write(run, {path: "x", "logs/kept": "x"})
     (warning,) = fetch(run, here, "logs").check().laptop.warnings
     assert warning.startswith("1 file left out, because programs such as git act on their names: ")
@@ -351,7 +351,7 @@ def test_more_files_or_folders_than_any_run_has_are_refused(here, paths):
         + b'{"bytes": 9999999}\n',
     ],
 )
-def test_garbage_is_refused(here, message):
+def test_a_malformed_listing_is_refused(here, message):
     done = exchange(lambda stream: receive_files(here, [], stream), talk(message))
     assert isinstance(done.laptop, UnavailableError)
     assert not (here / "spec.toml").exists()
@@ -380,7 +380,7 @@ def test_a_link_in_the_place_of_a_part_is_not_followed(run, here, tmp_path):
     "answer",
     [b'{"needs": {"../../x": 0}}\n', b'{"needs": {"launcher": 0}}\n', b'{"needs": []}\n', b"x\n"],
 )
-def test_a_receiver_gets_only_what_was_listed(run, answer):
+def test_a_receiver_gets_only_listed_files(run, answer):
     done = exchange(
         lambda stream: (stream.receive(), stream.write(answer)),
         lambda stream: send_files(run, [], stream),
@@ -391,7 +391,7 @@ def test_a_receiver_gets_only_what_was_listed(run, answer):
 # --- this machine -----------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_clear_error(run, here, monkeypatch):
+def test_a_full_disk_while_fetching_is_one_error(run, here, monkeypatch):
     def full(_tree, _path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -402,6 +402,6 @@ def test_a_full_disk_is_one_clear_error(run, here, monkeypatch):
 
 
 def test_two_processes_do_not_fetch_into_the_same_folder(run, here):
-    with fetching._hold(here):
+    with fetching._lock(here):
         assert isinstance(fetch(run, here).laptop, ConflictError)
     fetch(run, here).check()

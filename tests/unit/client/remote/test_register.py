@@ -1,4 +1,4 @@
-"""Which runs are on other hosts."""
+"""The register of runs on other hosts."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def environ(tmp_path):
     return {"XDG_STATE_HOME": str(tmp_path)}
 
 
-def test_what_was_recorded_is_read(environ):
+def test_a_recorded_run_is_read(environ):
     record_run("train-aaaa", Path("/home/me/x"), SITE, environ)
     record_run("train-bbbb", Path("/home/me/y"), SITE, environ)
     known = read_register(environ)
@@ -26,13 +26,13 @@ def test_what_was_recorded_is_read(environ):
     ]
 
 
-def test_a_run_that_was_not_submitted_after_all_is_forgotten(environ):
+def test_a_run_whose_submission_failed_is_forgotten(environ):
     record_run("train-aaaa", Path("/x"), SITE, environ)
     forget_run("train-aaaa", environ)
     assert read_register(environ) == []
 
 
-def test_damaged_lines_are_left_out(environ, tmp_path):
+def test_damaged_lines_of_the_register_are_ignored(environ, tmp_path):
     record_run("train-aaaa", Path("/x"), SITE, environ)
     with (tmp_path / "echelon" / "hosts.jsonl").open("ab") as file:
         file.write(b'{"run": "half\n\xff\xfe\n[]\n{"run": "x", "site": 3}\n"run"\n')
@@ -40,7 +40,7 @@ def test_damaged_lines_are_left_out(environ, tmp_path):
     assert [one.run for one in read_register(environ)] == ["train-aaaa", "train-cccc"]
 
 
-def test_last_is_the_last_of_the_project_one_is_in(environ):
+def test_last_is_the_last_run_of_the_current_project(environ):
     record_run("train-aaaa", Path("/home/me/x"), SITE, environ)
     record_run("train-bbbb", Path("/home/me/xy"), SITE, environ)
     known = read_register(environ)
@@ -49,7 +49,7 @@ def test_last_is_the_last_of_the_project_one_is_in(environ):
     assert find_entry(known, "last", Path("/home/me")) is None
 
 
-def test_sweeps_are_apart_from_runs_but_their_tasks_are_runs(environ):
+def test_a_sweep_is_not_a_run_but_its_tasks_are(environ):
     record_run("train-aaaa", Path("/x"), SITE, environ)
     record_run("train-bbbb", Path("/x"), SITE, environ, sweep=True)
     known = read_register(environ)
@@ -61,7 +61,7 @@ def test_sweeps_are_apart_from_runs_but_their_tasks_are_runs(environ):
     assert find_entry(known, "train-bbbb-7x", Path("/x")) is None
 
 
-def test_prefixes_must_be_unique(environ):
+def test_an_ambiguous_prefix_is_an_error(environ):
     for name in ("train-aaaa", "train-aaab"):
         record_run(name, Path("/x"), SITE, environ)
     known = read_register(environ)

@@ -1,4 +1,4 @@
-"""What a laptop sends to a host: the description of a project, and contents."""
+"""The description of a project, and sending its contents to a host."""
 
 import json
 
@@ -32,7 +32,7 @@ def workdir(tmp_path):
     return tmp_path / "host" / "project"
 
 
-def test_links_are_sent_as_they_can_be_used(project, workdir, tmp_path):
+def test_links_are_sent_with_targets_that_work_on_the_host(project, workdir, tmp_path):
     (project / "absolute.py").symlink_to(project / "pkg" / "a.py")
     (project / "pkg" / "away").symlink_to("../../elsewhere")
     (project / "gone").symlink_to("/scratch/data")
@@ -124,7 +124,7 @@ TEXT = st.text('ab ä\n"\\\udcff', min_size=1, max_size=9)
     links=st.dictionaries(TEXT.map("links/{}".format), TEXT),
     commit=st.builds(Commit, commit=TEXT, branch=TEXT, dirty=st.booleans()),
 )
-def test_what_is_described_is_understood(files, links, commit):
+def test_a_described_project_can_be_parsed_and_checked(files, links, commit):
     known = Project(
         files={path: ProjectFile("0" * 64, len(path), executable=True) for path in files},
         links=links,

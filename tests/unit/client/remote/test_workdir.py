@@ -1,4 +1,4 @@
-"""Workdirs on a login host: what is sent, replaced, kept and removed."""
+"""Workdirs on a login host: files that are sent, replaced, kept and removed."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ def workdir(tmp_path):
     return tmp_path / "host" / "project"
 
 
-def test_a_workdir_is_the_same_as_the_project(project, workdir):
+def test_a_workdir_becomes_equal_to_the_project(project, workdir):
     done = send(project, workdir).check()
     assert (done.laptop.files, done.laptop.warnings) == (5, ())
     assert content(workdir) == content(project)
@@ -47,7 +47,7 @@ def test_a_workdir_is_the_same_as_the_project(project, workdir):
     assert (again.laptop.files, again.laptop.size) == (0, 0)
 
 
-def test_only_what_changed_is_sent(project, workdir):
+def test_only_changed_files_are_sent(project, workdir):
     send(project, workdir).check()
     write(project, {"pkg/a.py": "edited\n", "new/n.py": "n\n"})
     (project / "pkg" / "sub" / "b.py").unlink()
@@ -72,7 +72,7 @@ def test_each_content_is_sent_once(project, workdir):
     assert content(workdir) == content(project)
 
 
-def test_files_folders_and_links_take_each_others_place(project, workdir):
+def test_files_folders_and_links_replace_each_other(project, workdir):
     send(project, workdir).check()
     for path in ("pkg/sub/b.py", "pkg/a.py", "train.py", "empty", "alias.py"):
         (project / path).unlink()
@@ -87,7 +87,7 @@ def test_files_folders_and_links_take_each_others_place(project, workdir):
 # --- lost connections -------------------------------------------------------------------------
 
 
-def test_a_connection_may_be_lost_at_any_byte(project, workdir):
+def test_a_submission_continues_after_a_connection_lost_at_any_byte(project, workdir):
     """Nothing is lost or doubled, and the second time less is sent."""
     described = describe(project)
     whole = send(project, workdir).check()
@@ -112,7 +112,7 @@ def whole_contents(project):
     return b"".join(set(content(project).values()) - {"-> train.py"})
 
 
-def test_an_answer_may_be_lost_at_any_byte(project, workdir):
+def test_a_submission_continues_after_an_answer_lost_at_any_byte(project, workdir):
     whole = send(project, workdir).check()
     for cut in (*range(0, whole.down, 5), whole.down - 1):
         place = workdir.with_name(f"cut-{cut}")
@@ -122,7 +122,7 @@ def test_an_answer_may_be_lost_at_any_byte(project, workdir):
         assert content(place) == content(project)
 
 
-def test_bytes_that_arrived_are_not_sent_again(project, workdir):
+def test_received_contents_are_not_sent_again(project, workdir):
     write(project, {f"big/{n}": f"{n}" * 50_000 for n in range(10)})
     described = describe(project)
     done = send(project, workdir, described, cut_up=400_000)
@@ -132,7 +132,7 @@ def test_bytes_that_arrived_are_not_sent_again(project, workdir):
     assert content(workdir) == content(project)
 
 
-def test_what_arrived_before_a_cut_and_is_not_needed_is_removed(project, workdir):
+def test_received_contents_that_are_not_needed_any_more_are_removed(project, workdir):
     write(project, {f"big/{n}": f"{n}" * 50_000 for n in range(10)})
     send(project, workdir, cut_up=400_000)
     assert list(workdir.glob(".echelon/incoming/*"))
@@ -172,7 +172,7 @@ def update_and_kill(project, workdir, monkeypatch, calls):
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["twice", "once"])
-def test_a_host_that_is_killed_while_it_updates_knows_all_files(
+def test_all_files_are_known_after_the_host_was_killed_during_an_update(
     project, workdir, tmp_path, monkeypatch, again
 ):
     """Old and new ones, after another kill too: nothing of them is in the way later, or stays."""
@@ -219,7 +219,7 @@ def test_a_half_written_file_is_removed(project, workdir, monkeypatch):
 # --- what others wrote ------------------------------------------------------------------------
 
 
-def test_a_file_of_somebody_else_is_not_overwritten(project, workdir):
+def test_a_file_that_echelon_did_not_write_is_not_overwritten(project, workdir):
     write(workdir, {"train.py": "mine\n", "pkg/a.py/x": "mine too\n", "data/big": "data\n"})
     before = content(workdir)
     done = send(project, workdir)
@@ -231,7 +231,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(project, workdir):
     assert content(workdir) == before
 
 
-def test_the_same_file_of_somebody_else_is_used_but_stays_theirs(project, workdir):
+def test_an_identical_file_that_echelon_did_not_write_is_used_but_never_removed(project, workdir):
     write(workdir, {"train.py": "train\n"})
     done = send(project, workdir).check()
     assert done.laptop.files == 4
@@ -319,7 +319,7 @@ IDENTITIES = st.sampled_from(["1", "2", f"{LINK}t", ""])
     ours=st.dictionaries(NAMES, st.sets(IDENTITIES.filter(bool), min_size=1)),
     there=st.dictionaries(NAMES, IDENTITIES),
 )
-def test_changes_lose_nothing_that_is_not_ours(wanted, ours, there):
+def test_changes_never_remove_files_that_echelon_did_not_write(wanted, ours, there):
     files = {path: ProjectFile(digest, 1, executable=False) for path, digest in wanted.items()}
     found = {path: Found(identity=there.get(path, "")) for path in {*wanted, *ours}}
     changes = find_changes(Project(files=files), ours, found)
@@ -348,7 +348,7 @@ def test_stamps_are_kept_once_files_are_old_enough(project, workdir, monkeypatch
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"project": {"files": {"a": [1]}, "links": {}}}', None]
 )
-def test_with_a_changed_record_nothing_is_overwritten(project, workdir, text):
+def test_a_changed_record_prevents_overwriting(project, workdir, text):
     send(project, workdir).check()
     record = workdir / ".echelon" / "mirror.json"
     record.write_text(record.read_text().replace("train", "trAin") if text is None else text)
@@ -360,7 +360,7 @@ def test_with_a_changed_record_nothing_is_overwritten(project, workdir, text):
     assert find_kind(workdir) == Kind.MIRROR
 
 
-def test_nothing_is_sent_if_the_record_could_not_be_known_again(project, workdir, monkeypatch):
+def test_nothing_is_sent_if_the_record_cannot_be_remembered(project, workdir, monkeypatch):
     described = describe(project)
     (workdir.parent.parent / "state").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(workdir.parent.parent / "state"))
@@ -370,7 +370,7 @@ def test_nothing_is_sent_if_the_record_could_not_be_known_again(project, workdir
     assert content(workdir) == {}
 
 
-def test_another_project_in_the_same_folder_is_told_of(project, workdir, tmp_path):
+def test_another_project_in_the_same_workdir_is_a_warning(project, workdir, tmp_path):
     assert send(project, workdir).check().laptop.warnings == ()
     other = tmp_path / "other"
     write(other, {"train.py": "another\n"})

@@ -1,4 +1,4 @@
-"""Workdirs: hostile streams, full disks, and who holds a workdir."""
+"""Workdirs: hostile streams, full disks and locks."""
 
 import contextlib
 import errno
@@ -87,7 +87,7 @@ def test_a_file_below_a_link_is_refused(workdir):
         header({f"{n}": entry() for n in range(50_001)}),
     ],
 )
-def test_garbage_is_refused(workdir, message):
+def test_a_malformed_description_of_a_project_is_refused(workdir, message):
     done = exchange(talk(message), lambda stream: receive(workdir, stream))
     assert isinstance(done.host, UnavailableError)
     assert done.host.hint
@@ -108,7 +108,7 @@ def test_an_endless_message_is_refused(workdir, monkeypatch):
         (b"\n", "content with another digest than announced"),
     ],
 )
-def test_another_content_than_announced_is_refused(workdir, sent, says):
+def test_content_with_another_digest_is_refused(workdir, sent, says):
     def answer(stream):
         assert stream.receive() == {"lacking": [sha256(b"x").hexdigest()]}
         stream.write(sent)
@@ -123,7 +123,7 @@ def test_another_content_than_announced_is_refused(workdir, sent, says):
     assert not list((workdir / ".echelon").glob("incoming/*"))
 
 
-def test_what_follows_the_contents_is_not_read(workdir):
+def test_bytes_after_the_contents_are_not_read(workdir):
     """Neither a file nor a message: the workdir is complete."""
     message = header({"a": entry()})
     extra = lambda stream: stream.receive() and stream.write(b"x" + b"y" * 1000)  # noqa: E731
@@ -132,8 +132,8 @@ def test_what_follows_the_contents_is_not_read(workdir):
     assert content(workdir) == {"a": b"x"}
 
 
-def test_contents_in_a_clone_are_not_believed(project, workdir, tmp_path):
-    """The workdir may be a repository that somebody else wrote."""
+def test_received_contents_in_a_clone_are_not_trusted(project, workdir, tmp_path):
+    """The workdir may be a repository of another user."""
     digest = sha256(b"train\n").hexdigest()
     write(tmp_path, {"secret": "train\n"})
     write(workdir, {f".echelon/incoming/{digest}": "evil\n", ".echelon/incoming/more": "x"})
@@ -145,7 +145,7 @@ def test_contents_in_a_clone_are_not_believed(project, workdir, tmp_path):
     assert (tmp_path / "secret").read_text() == "train\n"
 
 
-def test_a_link_in_the_place_of_the_received_contents_is_refused(project, workdir, tmp_path):
+def test_a_link_in_place_of_the_received_contents_is_refused(project, workdir, tmp_path):
     write(tmp_path, {"elsewhere/keep": "keep\n"})
     (workdir / ".echelon").mkdir(parents=True)
     (workdir / ".echelon" / "incoming").symlink_to(tmp_path / "elsewhere")
@@ -156,7 +156,7 @@ def test_a_link_in_the_place_of_the_received_contents_is_refused(project, workdi
 @pytest.mark.parametrize(
     "answer", [b"{}\n", b'{"lacking": ["/etc/passwd"]}\n', b'{"lacking": 3}\n', b"motd\n", b""]
 )
-def test_a_host_that_answers_something_else_is_refused(project, answer):
+def test_a_malformed_answer_of_a_host_is_refused(project, answer):
     described = describe(project)
     done = exchange(
         lambda stream: send_project(described, project, stream),
@@ -165,7 +165,7 @@ def test_a_host_that_answers_something_else_is_refused(project, answer):
     assert isinstance(done.laptop, UnavailableError)
 
 
-def test_an_error_of_the_host_is_known_while_the_laptop_writes(project, workdir, monkeypatch):
+def test_an_error_of_the_host_is_reported_while_the_laptop_writes(project, workdir, monkeypatch):
     """Over pipes, as ssh has them: they are full when the host stops reading."""
     write(project, {f"big/{n}": f"{n}" * 400_000 for n in range(5)})
 
@@ -201,7 +201,7 @@ SCRIPT = f".echelon/incoming/{sha256(b'#!/bin/sh').hexdigest()}"
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("place", [SCRIPT, "tool.sh"], ids=["receiving", "updating"])
-def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number, place):
+def test_a_full_disk_of_the_host_is_one_error(project, workdir, monkeypatch, number, place):
     write(project, {"tool.sh": "#!/bin/sh"})
     for name in ("replacing", "move"):
         method = getattr(Tree, name)
@@ -222,14 +222,14 @@ def test_a_full_disk_is_one_clear_error(project, workdir, monkeypatch, number, p
     assert content(workdir) == content(project)
 
 
-def test_a_folder_that_cannot_be_created_is_an_error(project, tmp_path):
+def test_a_workdir_that_cannot_be_created_is_an_error(project, tmp_path):
     write(tmp_path, {"file": ""})
     done = send(project, tmp_path / "file" / "workdir")
     assert isinstance(done.laptop, UnavailableError)
     assert str(done.laptop).endswith(f": {done.host}")
 
 
-def test_records_behind_a_link_are_refused(project, workdir, tmp_path):
+def test_a_link_in_place_of_the_record_folder_is_refused(project, workdir, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     workdir.mkdir(parents=True)
     (workdir / ".echelon").symlink_to(tmp_path / "elsewhere")
@@ -247,7 +247,7 @@ def test_only_one_process_holds_a_workdir(workdir):
         assert held.root == workdir
 
 
-def test_two_senders_at_once_do_not_mix(tmp_path, workdir):
+def test_two_concurrent_submissions_do_not_mix(tmp_path, workdir):
     roots = [tmp_path / name for name in ("one", "two")]
     for root in roots:
         write(root, {f"pkg/{n}.py": f"{root.name} {n}\n" for n in range(200)})
@@ -265,7 +265,7 @@ def test_two_senders_at_once_do_not_mix(tmp_path, workdir):
     assert content(workdir) in [content(root) for root in roots]
 
 
-def test_many_files(tmp_path, workdir):
+def test_a_project_of_many_files_is_sent(tmp_path, workdir):
     root = tmp_path / "many"
     write(root, {f"pkg{n % 100}/{n}.py": f"{n}\n" for n in range(3_000)})
     described = describe(root)

@@ -1,5 +1,7 @@
 """Problems of a request that are found before anything is started."""
 
+import sys
+
 import pytest
 
 from echelon.client.submit.checks import (
@@ -13,13 +15,15 @@ from echelon.errors import UsageError
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Layer, merge
 
+OWN_VERSION = "{}.{}".format(*sys.version_info)
+
 
 def spec(**values):
     return merge([Layer(source="x", values=values)]).spec
 
 
 @pytest.mark.parametrize(
-    ("source", "values", "said", "problem"),
+    ("source", "values", "output", "problem"),
     [
         ("import torch", {}, "torch False", "the Python 'python3' has no torch"),
         ("import torch", {"python": "/p"}, "torch False", "the Python '/p' has no torch"),
@@ -31,17 +35,17 @@ def spec(**values):
         ("import torch", {"modules": ["x"]}, "torch False", ""),
     ],
 )
-def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, values, said, problem):
+def test_a_python_without_torch_is_a_problem(tmp_path, source, values, output, problem):
     (tmp_path / "train.py").write_text(source)
     (tmp_path / "v" / "bin").mkdir(parents=True)
     (tmp_path / "v" / "bin" / "activate").touch()
-    shell = FakeShell(answers={"": f"{said}\n"})
+    shell = FakeShell(answers={"": f"{output}\n"})
     found = check_python(spec(script="train.py", **values), tmp_path, shell)
     assert (problem in found[0]) if problem else found == []
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "nowhere/python", "python-that-is-not"])
-def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_path, python):
+def test_a_missing_python_is_a_problem_for_any_script(tmp_path, python):
     (tmp_path / "train.py").write_text("pass")
     found = check_python(spec(script="train.py", python=python), tmp_path, LocalShell())
     (problem,) = found
@@ -57,7 +61,7 @@ def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_p
         ("#!/nowhere/python\n", "cannot be executed: "),
     ],
 )
-def test_a_program_that_is_no_python_is_noticed(tmp_path, content, problem):
+def test_a_program_other_than_python_is_a_problem(tmp_path, content, problem):
     program = tmp_path / "p"
     program.write_text(content)
     program.chmod(0o755)
@@ -78,14 +82,14 @@ def test_a_program_that_is_no_python_is_noticed(tmp_path, content, problem):
         ("pass", {"output": "%j.out"}, ""),
     ],
 )
-def test_files_are_looked_at_before_anything_is_queued(tmp_path, content, values, problem):
+def test_all_problems_of_files_are_returned(tmp_path, content, values, problem):
     if content is not None:
         (tmp_path / "train.py").write_text(content)
     found = check_files(spec(script="train.py", **values), tmp_path)
     assert (problem in found[0]) if problem else found == []
 
 
-def test_the_version_of_the_function_counts_not_that_of_this_process(tmp_path):
+def test_a_function_needs_the_python_version_it_was_pickled_with(tmp_path):
     (problem,) = find_function_problems(JobSpec(), tmp_path, LocalShell(), version="3.9")
     assert "cannot read a function of Python 3.9" in problem
     shell = FakeShell(answers={"/opt/python -c": "3.9\n"})
@@ -104,11 +108,11 @@ def test_the_version_of_the_function_counts_not_that_of_this_process(tmp_path):
     ],
 )
 def test_problems_of_a_request_for_a_function(tmp_path, request_, message):
-    (problem,) = find_function_problems(request_, tmp_path, LocalShell())
+    (problem,) = find_function_problems(request_, tmp_path, LocalShell(), version=OWN_VERSION)
     assert message in problem
 
 
 @pytest.mark.parametrize("values", [{"hand_over": "always"}, {"style": "srun"}])
-def test_requests_that_no_sweep_supports(values):
+def test_a_sweep_refuses_unsupported_requests(values):
     with pytest.raises(UsageError, match="a sweep does not support"):
         check_sweep(spec(script="train.py", args=["{i}"], **values), ["i"])

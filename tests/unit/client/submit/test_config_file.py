@@ -1,4 +1,4 @@
-"""Which project file is used: where the search ends, and whose files count."""
+"""The search for the project file, and the owners whose files are trusted."""
 
 import os
 import tempfile
@@ -72,7 +72,7 @@ def test_the_search_ends_at_the_root_folder(tmp_path):
     assert list_places(Path("/"), str(tmp_path / "missing")) == [Path("/")]
 
 
-def test_a_file_above_the_end_is_not_found(tree, below):
+def test_a_project_file_above_the_repository_is_not_found(tree, below):
     (tree.parent / "echelon.toml").write_text("gpus = 4\n")
     assert read(below).spec.gpus == 0
     (tree / "echelon.toml").write_text("gpus = 2\n")
@@ -82,7 +82,9 @@ def test_a_file_above_the_end_is_not_found(tree, below):
 # --- whose files count --------------------------------------------------------------------------
 
 
-def test_a_strangers_file_in_a_parent_folder_is_ignored_with_a_warning(tree, below, capsys):
+def test_a_project_file_of_another_user_in_a_parent_folder_is_ignored_with_a_warning(
+    tree, below, capsys
+):
     theirs = tree / "middle" / "echelon.toml"
     theirs.write_text("gpus = 4\n")
     give_away(theirs)
@@ -96,7 +98,7 @@ def test_a_strangers_file_in_a_parent_folder_is_ignored_with_a_warning(tree, bel
     )
 
 
-def test_a_strangers_file_in_the_working_folder_is_an_error(below):
+def test_a_project_file_of_another_user_in_the_working_folder_is_an_error(below):
     theirs = below / "echelon.toml"
     theirs.write_text("gpus = 4\n")
     give_away(theirs)
@@ -107,7 +109,7 @@ def test_a_strangers_file_in_the_working_folder_is_an_error(below):
     assert read(below, config=Path("echelon.toml")).spec.gpus == 4
 
 
-def test_a_file_that_was_fetched_from_a_host_is_not_used(tree, below, capsys):
+def test_a_project_file_that_was_fetched_from_a_host_is_not_used(tree, below, capsys):
     (tree / "middle/.echelon-run").write_text("train-abcd\n")
     (tree / "middle/echelon.toml").write_text("gpus = 4\n")
     assert read(below).spec.gpus == 0
@@ -116,7 +118,7 @@ def test_a_file_that_was_fetched_from_a_host_is_not_used(tree, below, capsys):
         read(tree / "middle")
 
 
-def test_a_folder_that_a_group_may_write_to_is_an_error_with_the_command_that_mends_it(below):
+def test_a_group_writable_folder_is_an_error_with_the_chmod_command_that_fixes_it(below):
     require_root("to give a folder to a shared group")
     (below / "echelon.toml").write_text("gpus = 4\n")
     os.chown(below, -1, STRANGER)
@@ -131,13 +133,13 @@ def test_a_folder_that_a_group_may_write_to_is_an_error_with_the_command_that_me
     assert read(below).spec.gpus == 4
 
 
-def test_a_strangers_pyproject_counts_only_where_it_has_our_table(below, capsys):
+def test_a_pyproject_of_another_user_matters_only_with_our_table(below, capsys):
     theirs = below.parent / "pyproject.toml"
     theirs.write_text(f"[tool.ruff]\n{DEEP}")
     give_away(theirs)
     assert read(below).spec.gpus == 0
     assert capsys.readouterr().err == ""
-    # It would not parse, but nobody tries.
+    # It is not valid TOML, but it is not parsed.
     theirs.write_text(f"{DEEP}\n [ tool.echelon ]\ngpus = 4\n")
     assert read(below).spec.gpus == 0
     assert f"warning: ignored {theirs}: " in capsys.readouterr().err
@@ -147,7 +149,7 @@ def test_a_strangers_pyproject_counts_only_where_it_has_our_table(below, capsys)
 
 @pytest.mark.parametrize("name", ["echelon.toml", "pyproject.toml"])
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(below, name, whose):
+def test_a_pipe_in_place_of_a_project_file_does_not_block(below, name, whose):
     pipe = below.parent / name
     os.mkfifo(pipe)
     if whose == "theirs":
@@ -156,7 +158,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(below, name, whose):
 
 
 @pytest.mark.parametrize("name", ["echelon.toml", "pyproject.toml"])
-def test_a_strangers_link_is_not_followed(below, name, tmp_path):
+def test_a_project_file_that_is_a_link_of_another_user_is_not_read(below, name, tmp_path):
     target = tmp_path / "mine.toml"
     target.write_text("[tool.echelon]\ngpus = 4\n" if name == "pyproject.toml" else "gpus = 4\n")
     link = below.parent / name
@@ -166,7 +168,7 @@ def test_a_strangers_link_is_not_followed(below, name, tmp_path):
     assert read(below).spec.gpus == 0
 
 
-def test_the_users_own_settings_have_to_be_the_users_own(below):
+def test_user_settings_that_others_can_write_are_an_error(below):
     own = below / "home/.config/echelon"
     own.mkdir(parents=True)
     (own / "config.toml").write_text('notify = "true"\n')
@@ -186,7 +188,7 @@ def test_the_users_own_settings_have_to_be_the_users_own(below):
 # --- --config -----------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_named_replaces_the_search(below, tmp_path):
+def test_a_named_config_file_replaces_the_search(below, tmp_path):
     (below / "echelon.toml").write_text("gpus = 4\nnodes = 2\n")
     other = tmp_path / "other.toml"
     other.write_text("gpus = 2\n")
@@ -196,12 +198,12 @@ def test_a_file_that_is_named_replaces_the_search(below, tmp_path):
     assert read(below, config=Path(os.devnull)).spec.gpus == 0
 
 
-def test_a_pyproject_can_be_named(below):
+def test_config_accepts_a_pyproject(below):
     (below / "pyproject.toml").write_text("[tool.echelon]\ngpus = 2\n")
     assert read(below, config=Path("pyproject.toml")).spec.gpus == 2
 
 
-def test_a_variable_names_a_file_for_all_commands(below, monkeypatch, capsys):
+def test_a_variable_names_the_config_file_of_all_commands(below, monkeypatch, capsys):
     (below / "mine.toml").write_text("gpus = 2\n")
     monkeypatch.chdir(below)
     monkeypatch.setenv("ECHELON_CONFIG", "mine.toml")
@@ -209,7 +211,7 @@ def test_a_variable_names_a_file_for_all_commands(below, monkeypatch, capsys):
     assert f" {below / 'mine.toml'}\n" in capsys.readouterr().out
 
 
-def test_a_vast_file_is_not_read_into_memory(below):
+def test_a_huge_project_file_is_not_read_into_memory(below):
     path = below / "echelon.toml"
     path.touch()
     os.truncate(path, 1 << 40)
@@ -227,7 +229,7 @@ def test_a_vast_file_is_not_read_into_memory(below):
         ("long.toml", f"nodes = {'9' * 5000}\n", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_named_in_the_error(below, name, text, message):
+def test_the_error_of_an_invalid_project_file_names_the_file(below, name, text, message):
     if text is not None:
         (below / name).write_text(text)
     with pytest.raises(UsageError) as caught:

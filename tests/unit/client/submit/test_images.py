@@ -36,11 +36,11 @@ def answer(version=(3, 12, 1), torch=True):
     return json.dumps({"path": "/usr/bin/python3", "version": list(version), "torch": torch})
 
 
-def test_without_an_image_there_is_nothing_to_do(tmp_path):
+def test_a_request_without_an_image_is_unchanged(tmp_path):
     assert settle(tmp_path) == ""
 
 
-def test_a_file_gets_its_full_path(tmp_path):
+def test_an_image_file_gets_its_full_path(tmp_path):
     (tmp_path / "a.sif").touch()
     assert settle(tmp_path, image="a.sif") == str(tmp_path / "a.sif")
     with pytest.raises(NotFoundError, match=r"b\.sif does not exist"):
@@ -57,21 +57,21 @@ def test_an_image_of_podmans_storage_gets_its_digest(tmp_path):
     assert settle(tmp_path, missing, image=f"localhost/x:1@{DIGEST}").endswith(DIGEST)
 
 
-def test_a_digest_needs_no_registry(tmp_path):
+def test_an_image_with_a_digest_needs_no_registry(tmp_path):
     assert settle(tmp_path, image=f"127.0.0.1:9/x@{DIGEST}") == f"127.0.0.1:9/x@{DIGEST}"
     with pytest.raises(UnavailableError, match="cannot ask 127"):
         settle(tmp_path, image="127.0.0.1:9/x:1")
 
 
 @pytest.mark.parametrize("keys", [{"image": "A B"}, {"image": "/x.sif", "image_mounts": ("data",)}])
-def test_what_is_written_wrongly(tmp_path, keys):
+def test_an_invalid_image_is_an_error(tmp_path, keys):
     with pytest.raises(UsageError) as raised:
         settle(tmp_path, **keys)
     assert raised.value.hint
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("output", "problem"),
     [
         (answer(), ""),
         (answer(version=(3, 9, 2)), "is Python 3.9.2; Echelon needs 3.11 or newer"),
@@ -79,12 +79,12 @@ def test_what_is_written_wrongly(tmp_path, keys):
         ("what?", "podman cannot start x: no"),
     ],
 )
-def test_the_python_inside_is_judged_by_what_it_says(said, problem):
-    found = judge_python(JobSpec(image="x"), said, "no\n", "podman")
+def test_the_python_of_an_image_is_judged_by_its_output(output, problem):
+    found = judge_python(JobSpec(image="x"), output, "no\n", "podman")
     assert (problem in found) if problem else (found == "")
 
 
-def test_python_is_asked_inside_in_the_first_way_that_works(tmp_path, archive):
+def test_an_image_is_checked_with_the_first_variant_that_works(tmp_path, archive):
     def run(argv):
         refused = Result(argv=tuple(argv), code=126, stderr="Error: rlimit")
         limited = any(word.startswith("--ulimit") for word in argv)
@@ -104,7 +104,9 @@ def test_an_image_that_podman_has_not_unpacked_here_is_not_unpacked_for_a_check(
     assert settle(tmp_path, shell, image=str(archive)) == str(archive)
 
 
-def test_a_machine_that_cannot_start_containers_leaves_it_to_the_nodes(tmp_path, archive, capsys):
+def test_a_machine_without_containers_leaves_the_image_check_to_the_nodes(
+    tmp_path, archive, capsys
+):
     refused = Result(argv=(), code=125, stderr="Error: cannot set up user namespace")
     shell = FakeShell({"podman image exists": "", "podman run": refused}, programs=["podman"])
     assert settle(tmp_path, shell, image=str(archive)) == str(archive)
@@ -122,7 +124,7 @@ def test_an_image_in_a_cache_that_others_can_write_to_is_not_started_for_a_check
     assert not shell.calls
 
 
-def test_pyxis_is_not_asked(tmp_path):
+def test_images_for_pyxis_are_not_checked(tmp_path):
     path = Path(tmp_path, "a.sqsh.tar")
     path.touch()
     assert settle(tmp_path, image=str(path), image_runtime="pyxis") == str(path)

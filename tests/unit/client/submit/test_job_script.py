@@ -1,4 +1,4 @@
-"""The commands of a job script beside its #SBATCH lines: used, or mentioned with a flag."""
+"""The commands of a job script for `--from`: the launch is used, the others are listed."""
 
 import pytest
 
@@ -10,15 +10,15 @@ LAUNCH = "srun python train.py --lr 0.1\n"
 
 @pytest.fixture
 def read(tmp_path, monkeypatch, capsys):
-    """Return a request and what the user is told, for the commands of a job script."""
+    """Return a request and the printed notes for the commands of a job script."""
     monkeypatch.chdir(tmp_path)
 
     def read(commands, **flags):
         (tmp_path / "job.sh").write_text(HEAD + commands)
         flags = {"source": tmp_path / "job.sh", **flags}
         spec = read_request(flags, tmp_path, {"HOME": str(tmp_path / "home")}).spec
-        said = capsys.readouterr().err.replace(f"{tmp_path}/", "")
-        return spec, [line.strip() for line in said.splitlines()]
+        notes = capsys.readouterr().err.replace(f"{tmp_path}/", "")
+        return spec, [line.strip() for line in notes.splitlines()]
 
     return read
 
@@ -40,10 +40,10 @@ def read(tmp_path, monkeypatch, capsys):
         ("tar xf data.tar \\", "--prologue 'tar xf data.tar …'"),
     ],
 )
-def test_a_line_is_mentioned_with_the_flag_that_replaces_it(read, line, flags):
+def test_a_line_of_a_job_script_is_listed_with_the_flag_that_replaces_it(read, line, flags):
     more = "  -C /data\n" if line.endswith("\\") else "\n"
-    _, said = read(f"{line}\n{more}{LAUNCH}")
-    assert said == [
+    _, notes = read(f"{line}\n{more}{LAUNCH}")
+    assert notes == [
         "job.sh:6: running train.py --lr 0.1",
         "warning: job.sh: these lines are not executed; add the flags that replace them:",
         f"job.sh:4: {line}",
@@ -63,11 +63,11 @@ def test_a_line_is_mentioned_with_the_flag_that_replaces_it(read, line, flags):
         "source ~/anaconda3/etc/profile.d/conda.sh",
     ],
 )
-def test_a_line_that_needs_no_flag_is_not_mentioned(read, line):
+def test_a_line_of_a_job_script_without_effect_is_not_listed(read, line):
     assert read(f"{line}\n{LAUNCH}")[1] == ["job.sh:5: running train.py --lr 0.1"]
 
 
-def test_flags_that_are_given_are_not_mentioned_again(read):
+def test_given_flags_are_not_suggested_again(read):
     lines = "module load cuda\nsource env/bin/activate\nexport A=1\nulimit -n 9\ncd /x\n"
     given = {
         "modules": ["cuda"],
@@ -80,22 +80,22 @@ def test_flags_that_are_given_are_not_mentioned_again(read):
     assert read(lines + LAUNCH, **given)[1] == ["job.sh:9: running train.py --lr 0.1"]
 
 
-def test_modules_keep_their_place_after_a_purge(read):
-    _, said = read(f"module purge\nmodule load cuda\n{LAUNCH}")
-    assert said[-3:] == [
+def test_modules_after_a_purge_become_prologue_lines(read):
+    _, notes = read(f"module purge\nmodule load cuda\n{LAUNCH}")
+    assert notes[-3:] == [
         "--prologue 'module purge'",
         "job.sh:5: module load cuda",
         "--prologue 'module load cuda'",
     ]
 
 
-def test_a_command_after_the_training_is_one_for_its_end(read):
+def test_a_command_after_the_training_becomes_notify(read):
     assert read(f"{LAUNCH}cp -r out /archive\n")[1][-1] == "--notify 'cp -r out /archive'"
 
 
-def test_a_command_under_a_condition_is_not_said_to_be_the_same_without(read):
-    _, said = read(f"if [ ! -d data ]; then\n  tar xf data.tar\nfi\n{LAUNCH}")
-    assert said[-1] == "--prologue 'tar xf data.tar' (with its condition)"
+def test_a_conditional_command_is_listed_with_its_condition(read):
+    _, notes = read(f"if [ ! -d data ]; then\n  tar xf data.tar\nfi\n{LAUNCH}")
+    assert notes[-1] == "--prologue 'tar xf data.tar' (with its condition)"
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_a_command_under_a_condition_is_not_said_to_be_the_same_without(read):
         ("for n in 1 2; do\n  srun -w node$n python train.py &\ndone", "train.py", (), False),
     ],
 )
-def test_script_and_arguments_are_those_of_the_launch(read, launch, script, args, module):
-    spec, said = read(f"{launch}\n")
+def test_script_and_arguments_are_taken_from_the_launch(read, launch, script, args, module):
+    spec, notes = read(f"{launch}\n")
     assert (spec.script, spec.args, spec.module) == (script, args, module)
-    assert len(said) == 1
+    assert len(notes) == 1
 
 
 @pytest.mark.parametrize(
-    ("launch", "said"),
+    ("launch", "line"),
     [
         ("srun python train.py --rank $SLURM_PROCID", "train.py --rank …"),
         ("srun python train.py --url $(hostname)", "train.py --url …"),
@@ -127,23 +127,23 @@ def test_script_and_arguments_are_those_of_the_launch(read, launch, script, args
         ("srun -n 4 ./program --lr 3", "./program --lr 3"),
     ],
 )
-def test_a_launch_that_is_not_certain_is_left_to_the_user(read, launch, said):
+def test_an_uncertain_launch_is_not_used(read, launch, line):
     spec, lines = read(f"{launch}\n")
     assert (spec.script, spec.args) == ("", ())
-    assert lines[-1] == said
+    assert lines[-1] == line
 
 
-def test_the_script_of_the_command_line_replaces_the_launch(read):
-    spec, said = read(f"{LAUNCH}", script="other.py")
-    assert (spec.script, spec.args, said) == ("other.py", (), [])
+def test_a_script_on_the_command_line_replaces_the_launch(read):
+    spec, notes = read(f"{LAUNCH}", script="other.py")
+    assert (spec.script, spec.args, notes) == ("other.py", (), [])
 
 
-def test_arguments_are_not_lost_if_only_the_script_is_given(read):
+def test_arguments_of_the_launch_are_listed_if_only_the_script_is_given(read):
     assert read(LAUNCH, script="train.py")[1][-1] == "train.py --lr 0.1"
     assert read(LAUNCH, script="train.py", args=["--lr", "1"])[1] == []
 
 
-def test_what_else_the_launch_says_is_mentioned(read):
+def test_ranks_and_variables_of_the_launch_are_listed(read):
     launch = "A=1 torchrun --nproc_per_node=4 train.py\n"
     assert read(launch)[1][-1] == "--env A=1 --procs 4"
     assert read("srun apptainer exec x.sif python train.py\n")[1][-1] == "--image x.sif"

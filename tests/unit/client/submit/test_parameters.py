@@ -1,4 +1,4 @@
-"""What `--grid`, `--file` and `--array` mean."""
+"""Parsing `--grid`, `--file` and `--array`."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from echelon.spec.merging import Layer, merge
         ("x=a=b", ["a=b"]),
     ],
 )
-def test_values_are_listed_or_a_range(text, values):
+def test_grid_values_are_a_list_or_a_range(text, values):
     assert parse_grid(text) == (text.partition("=")[0], values)
 
 
@@ -56,7 +56,7 @@ def test_each_row_of_a_file_is_combined_with_the_grid(tmp_path):
         (["a=1..1000", "b=1..1000"], "1,000,000 tasks"),
     ],
 )
-def test_what_is_no_grid_is_refused(grids, message):
+def test_an_invalid_grid_is_an_error(grids, message):
     with pytest.raises(UsageError, match=message) as caught:
         read_parameters(grids, None)
     assert caught.value.hint
@@ -66,7 +66,7 @@ def test_what_is_no_grid_is_refused(grids, message):
     ("text", "message"),
     [("a,b\n", "has no rows"), ("a,b\n1\n", "row 1 has 1 values"), ('a\n"x', "cannot read")],
 )
-def test_what_is_no_table_is_refused(tmp_path, text, message):
+def test_an_invalid_parameter_file_is_an_error(tmp_path, text, message):
     path = tmp_path / "p.csv"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
@@ -85,7 +85,7 @@ def request(**extra):
     ("text", "indices", "limit"),
     [("0-3", [0, 1, 2, 3], 0), ("1,5-9:2%2", [1, 5, 7, 9], 2), ("4%1", [4], 1)],
 )
-def test_an_array_is_taken_out_of_a_request(text, indices, limit):
+def test_a_job_array_is_removed_from_the_request(text, indices, limit):
     table = Table(names=(), tasks=dict.fromkeys(indices, ()), max_running=limit)
     assert split_array(request(array=text)) == (request(), table)
     assert split_array(request(arr=text)) == (request(), table)
@@ -94,6 +94,6 @@ def test_an_array_is_taken_out_of_a_request(text, indices, limit):
 
 
 @pytest.mark.parametrize("text", ["", "x", "3-1", "1-", "1%x", "1-9:0"])
-def test_what_is_no_array_is_refused(text):
+def test_an_invalid_job_array_is_an_error(text):
     with pytest.raises(UsageError):
         split_array(request(array=text))

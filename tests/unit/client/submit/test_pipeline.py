@@ -63,7 +63,7 @@ def test_only_runs_in_the_foreground_execute_the_project_itself(tmp_path, comman
     assert prepared.script == prepared.run.script.read_bytes()
 
 
-def test_a_job_array_becomes_a_sweep_only_where_it_may(tmp_path):
+def test_a_job_array_becomes_a_sweep_only_if_the_request_allows_it(tmp_path):
     array = {"slurm.extra": {"array": "1,3%2"}}
     with pytest.raises(UsageError, match="only echelon submit accepts job arrays"):
         pipeline.check(ask(tmp_path, **array))
@@ -124,7 +124,7 @@ def test_a_prepared_run_holds_its_request_and_its_script(tmp_path):
     assert merge([Layer(source="spec.toml", values=values)]).spec == frozen
 
 
-def test_a_request_is_frozen_whatever_is_in_it(tmp_path):
+def test_special_characters_in_a_request_survive_its_file(tmp_path):
     odd = 'a "b" \\ \n\t\N{PARTY POPPER} \udcff $(x) é'
     values = {"script": "train.py", "notify": odd, "args": [odd], "env": {"A": odd}}
     run = RunDir.create(tmp_path, "r-1")
@@ -132,7 +132,7 @@ def test_a_request_is_frozen_whatever_is_in_it(tmp_path):
     assert read_spec(run) == spec(**values)
 
 
-def test_ids_are_plain_names_and_unique():
+def test_run_ids_are_plain_names_and_unique():
     hostile = spec(script="x.py", name="a/b; $(rm) ü\n..")
     made = {new_run_id(hostile) for _ in range(50)}
     assert len(made) > 40  # two of 810,000 names may be the same

@@ -19,7 +19,7 @@ def read(folder, **flags):
     return read_request(flags, folder, {"HOME": str(folder / "home")})
 
 
-def test_layers_come_in_the_order_of_the_documentation(project):
+def test_layers_of_a_request_have_the_documented_order(project):
     (project / "home/.config/echelon").mkdir(parents=True)
     (project / "home/.config/echelon/config.toml").write_text(
         'account = "me"\npartition = "own"\n'
@@ -41,7 +41,7 @@ def test_layers_come_in_the_order_of_the_documentation(project):
     assert merged.origins["nodes"] == "--set"
 
 
-def test_pyproject_is_a_project_file_too_and_parents_count(project):
+def test_a_pyproject_in_a_parent_folder_is_a_project_file(project):
     (project / "pyproject.toml").write_text("[tool.echelon]\ngpus = 4\n")
     below = project / "a" / "b"
     below.mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_pyproject_is_a_project_file_too_and_parents_count(project):
     assert merged.origins["gpus"] == str(project / "pyproject.toml")
 
 
-def test_a_flag_chooses_another_profile_than_the_project_s(project):
+def test_a_flag_overrides_the_profile_of_the_project(project):
     (project / "echelon.toml").write_text(
         'cluster = "a"\n[clusters.a]\nqos = "a"\n[clusters.b]\nqos = "b"\n'
     )
@@ -76,7 +76,7 @@ def test_a_profile_of_the_project_is_chosen_by_flag(project):
         ("[slurm]\nextr = 3", {}, "unknown key 'slurm.extr'"),
     ],
 )
-def test_what_is_wrong_is_told(project, toml, flags, message):
+def test_an_invalid_request_is_an_error(project, toml, flags, message):
     (project / "echelon.toml").write_text(toml)
     with pytest.raises(UsageError) as caught:
         read(project, **flags)
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_told(project, toml, flags, message):
     assert caught.value.hint
 
 
-def test_the_lines_of_an_existing_script_are_a_layer(project):
+def test_the_directives_of_a_job_script_are_a_layer(project):
     (project / "job.sh").write_text(
         "#!/bin/bash\n#SBATCH -N2 --gres=gpu:a100:4 -t 2:00:00\nsrun x\n"
     )
@@ -95,19 +95,19 @@ def test_the_lines_of_an_existing_script_are_a_layer(project):
     assert merged.origins["time"] == "flags"
 
 
-def test_everything_after_the_script_is_the_scripts(project, capsys):
+def test_arguments_after_the_script_belong_to_the_script(project, capsys):
     assert main.run(["script", "--nodes", "2", "train.py", "--nodes", "9", "-x", "--", "y"]) == 0
     out = capsys.readouterr().out
     assert "#SBATCH --nodes=2\n" in out
     assert " train.py --nodes 9 -x -- y\n" in out
 
 
-def test_a_script_has_to_be_named(project, capsys):
+def test_a_request_without_a_script_is_an_error(project, capsys):
     assert main.run(["script", "--nodes", "2"]) == 2
     assert "no training script given" in capsys.readouterr().err
 
 
-def test_config_tells_values_and_origins(project, capsys):
+def test_config_shows_values_and_origins(project, capsys):
     (project / "echelon.toml").write_text("gpus = 4\n")
     assert main.run(["config", "--json", "--nodes", "2", "--cpus-per-task", "8"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -120,7 +120,7 @@ def test_config_tells_values_and_origins(project, capsys):
     assert json.loads(capsys.readouterr().out)["qos"] == {"value": "", "from": "default"}
 
 
-def test_every_problem_is_told_at_once(project, capsys):
+def test_all_problems_of_a_request_are_reported_at_once(project, capsys):
     (project / "echelon.toml").write_text('partitoin = "x"\n')
     assert main.run(["config", "--mem", "16Go", "--style", "sru"]) == 2
     err = capsys.readouterr().err
@@ -130,18 +130,18 @@ def test_every_problem_is_told_at_once(project, capsys):
 
 
 @pytest.mark.parametrize("option", ["--array=0-2", "-a 0-2", "--arr 0-2"])
-def test_an_array_is_refused_where_it_cannot_be_a_sweep(project, capsys, option):
+def test_a_job_array_is_refused_by_commands_that_start_one_run(project, capsys, option):
     """One of its tasks would train, and the others find nothing to do and say COMPLETED."""
     (project / "sweep.py").touch()
     (project / "job.sh").write_text(f"#!/bin/bash\n#SBATCH {option}\nsrun x\n")
-    said = "only echelon submit accepts job arrays"
+    message = "only echelon submit accepts job arrays"
     assert main.run(["run", "--on", "local", "--from", "job.sh", "sweep.py"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert main.run(["run", "--on", "local", "--slurm", "array=0-2", "sweep.py"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     (project / "echelon.toml").write_text('[slurm.extra]\narray = "0-2"\n')
     assert main.run(["submit", "--on", "local", "sweep.py"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_script_knows_the_conda_of_the_shell_it_was_made_in(project, capsys, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_script_knows_the_conda_of_the_shell_it_was_made_in(project, capsys, m
     assert "conda_exe=/opt/conda/bin/conda\n" in capsys.readouterr().out
 
 
-def test_modules_of_the_environment_and_of_python_are_told_apart(project, capsys):
+def test_environment_modules_and_python_modules_have_different_flags(project, capsys):
     argv = ["script", "--load", "cuda/12.1", "--load", "gcc", "--module", "pkg.train", "--lr", "1"]
     assert main.run(argv) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A run's folder is executed if the user has submitted what is in it, or says so."""
+"""Run directories are executed only if the user submitted them, or trusts them."""
 
 import os
 import stat
@@ -26,7 +26,7 @@ def environ(tmp_path):
     return {"HOME": str(tmp_path / "home")}
 
 
-def test_what_was_submitted_is_known_wherever_it_lies(run, environ, tmp_path):
+def test_a_submitted_script_is_trusted_in_any_directory(run, environ, tmp_path):
     script = run.script.read_bytes()
     assert remember(script, environ) == ""
     assert read_script(run, environ) == script
@@ -36,16 +36,16 @@ def test_what_was_submitted_is_known_wherever_it_lies(run, environ, tmp_path):
 
 
 @pytest.mark.parametrize("other", [{}, {"HOME": "/nowhere"}])
-def test_without_a_record_it_takes_a_word_of_the_user(run, other):
-    with pytest.raises(NotPermittedError, match="was not submitted by you") as told:
+def test_a_script_without_a_record_needs_trust(run, other):
+    with pytest.raises(NotPermittedError, match="was not submitted by you") as caught:
         read_script(run, other)
-    assert "script = 'train.py'" in told.value.message
-    assert "notify = 'mail me'" in told.value.message
-    assert told.value.hint == f"if you trust its content: echelon resume {run.run_id} --trust"
+    assert "script = 'train.py'" in caught.value.message
+    assert "notify = 'mail me'" in caught.value.message
+    assert caught.value.hint == f"if you trust its content: echelon resume {run.run_id} --trust"
     assert read_script(run, other, trust=True) == run.script.read_bytes()
 
 
-def test_a_script_that_was_changed_is_not_known(run, environ):
+def test_a_changed_script_is_not_trusted(run, environ):
     remember(run.script.read_bytes(), environ)
     run.script.write_text("#!/bin/bash\necho other\n")
     with pytest.raises(NotPermittedError, match="was not submitted by you"):
@@ -54,7 +54,7 @@ def test_a_script_that_was_changed_is_not_known(run, environ):
 
 @pytest.mark.parametrize("name", ["spec.toml", "launcher"])
 @pytest.mark.parametrize("run", ["echelon"], indirect=True)
-def test_files_that_it_starts_may_not_have_changed_since(run, environ, name):
+def test_a_changed_launcher_or_request_is_not_trusted(run, environ, name):
     script = run.script.read_bytes()
     remember(script, environ)
     path = run.path / name
@@ -66,8 +66,8 @@ def test_files_that_it_starts_may_not_have_changed_since(run, environ, name):
     assert trusted == run.script.read_bytes() == seal_script(trusted, run)
 
 
-def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
-    """So the script alone says what is executed."""
+def test_scripts_without_a_launcher_start_nothing_in_the_run_directory(tmp_path):
+    """The script alone determines what is executed."""
     (tmp_path / "train.py").touch()
     for style in ("srun", "file", "spawn", "static", "torchrun", "ray"):
         spec = merge([Layer(source="x", values={"script": "train.py", "style": style})]).spec
@@ -78,13 +78,13 @@ def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
         assert all(line.startswith("#SBATCH --output=") for line in named), named
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_home_is_reported_by_remember(tmp_path):
     (tmp_path / "home").write_text("")
     assert "Not a directory" in remember(b"", {"HOME": str(tmp_path / "home")})
     assert remember(b"", {}) == "no home directory"
 
 
-def test_a_run_without_a_script_is_none(run, environ):
+def test_a_run_without_a_script_is_an_error(run, environ):
     os.remove(run.script)  # noqa: PTH107
     with pytest.raises(NotFoundError, match="cannot read the script"):
         read_script(run, environ)
@@ -92,7 +92,7 @@ def test_a_run_without_a_script_is_none(run, environ):
 
 @pytest.mark.parametrize("name", ["job.sbatch", "spec.toml", "launcher", "submitted"])
 @pytest.mark.timeout(60)
-def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name):
+def test_a_pipe_in_place_of_a_run_file_does_not_block(run, environ, tmp_path, name):
     remember(run.script.read_bytes(), environ)
     folder = tmp_path / "home/.local/state/echelon" if name == "submitted" else run.path
     plain = name in ("spec.toml", "launcher") and not run.launcher.exists()
