@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import console
-from echelon.cli.runs import RUNS, AsJson, RunsDir, complete_run
+from echelon.cli.completion import complete_run
+from echelon.cli.run_options import AsJson, RunsDir
 from echelon.core.records import find_record
 from echelon.core.units import counted
 from echelon.errors import NotFoundError
+from echelon.run.directory import RUNS
 from echelon.run.listing import find_run
 
 if TYPE_CHECKING:

@@ -10,29 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import console
+from echelon.cli.announcement import announce_run
+from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK, START, SectionedCommand
 from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
 from echelon.cli.remote import There, execute, rerun_there
-from echelon.cli.runs import (
-    RUNS,
-    AsJson,
-    Follow,
-    Run,
-    RunsDir,
-    Trust,
-    Wait,
-    announce,
-    complete_run,
-)
+from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait
 from echelon.client.manage.clusters import cluster_of
 from echelon.client.remote.host_files import fetched
 from echelon.client.submit.requests import change_request
 from echelon.client.submit.target import choose_cluster
-from echelon.core.jobs import describe_job
+from echelon.core.jobs import LOCAL, describe_job
 from echelon.core.shell import LocalShell
 from echelon.run.attempts import attempts
-from echelon.run.directory import RunDir
+from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 from echelon.run.request import read_code, read_layer
 from echelon.spec.job_spec import JobSpec
@@ -126,19 +118,17 @@ def rerun(
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
     from echelon.client.submit.hosted import find_submitted  # noqa: PLC0415
     from echelon.client.submit.pipeline import check_again, prepare, submit  # noqa: PLC0415
     from echelon.client.submit.trust import read_script  # noqa: PLC0415
-    from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     read_script(found, os.environ, trust=trust)
     given = {**changes, "args": args or None}
     spec = _without_output(found, change_request(read_layer(found), given).spec)
     same_code = changes.get("snapshot") is None and read_code(found) is not None
-    here = any(one.job_id.startswith(PREFIX) for one in attempts(found))
+    here = any(one.job_id.startswith(LOCAL) for one in attempts(found))
     cluster = choose_cluster("local", runs_dir, tied=True) if here else cluster_of(found)
 
     checked = check_again(found, spec, cluster, same_code=same_code, run_id=new_id)
@@ -151,10 +141,10 @@ def rerun(
     if here:
         where = describe_job(started.job_id)
         console.note(f"{started.run.run_id}: running {spec.script} {where}")
-        raise typer.Exit(exit_code(follow_to_the_end(started.run, cluster)))
-    announce(started, as_json=as_json)
+        raise typer.Exit(follow_to_the_end(started.run, cluster))
+    announce_run(started.run.run_id, started.job_id, started.run.path, as_json=as_json)
     if wait or follow:
-        raise typer.Exit(exit_code(follow_run(started.run, cluster, show=follow, resubmit=True)))
+        raise typer.Exit(follow_run(started.run, cluster, show=follow, resubmit=True))
 
 
 def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:

@@ -15,13 +15,15 @@ from typing import Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import There
-from echelon.cli.runs import RUNS, RunsDir, complete_run
+from echelon.cli.run_options import RunsDir
 from echelon.client.remote.remote_calls import keep_trying, open_host, start, talking
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError
+from echelon.run.directory import RUNS
 from echelon.run.listing import find_run
 
 app = typer.Typer(rich_markup_mode=None)

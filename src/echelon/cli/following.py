@@ -12,10 +12,14 @@ from datetime import datetime
 from pathlib import Path
 
 from echelon.cli import console
-from echelon.client.manage.waiting import keeping_run, wait_for_own_run, wait_for_run
+from echelon.client.manage.waiting import (
+    exit_code,
+    keeping_run,
+    wait_for_own_run,
+    wait_for_run,
+)
 from echelon.clusters.base import Cluster
 from echelon.core.frozen import frozen
-from echelon.core.jobs import Job
 from echelon.core.records import MOST_RANKS
 from echelon.core.terminal_escape import in_one_line, is_redrawn, settled
 from echelon.core.units import parse_duration
@@ -49,8 +53,8 @@ def follow_run(
     raw: bool = False,
     position: "Position | None" = None,
     clock: Clock = CLOCK,
-) -> Job:
-    """Wait until a run ends, over all its jobs.
+) -> int:
+    """Wait until a run ends, over all its jobs, and return the command's exit code.
 
     Args:
         run: the run.
@@ -61,18 +65,15 @@ def follow_run(
         raw: print control characters unchanged.
         position: where to begin, and what to call with how far the output was printed.
         clock: the clock.
-
-    Returns:
-        its last job.
     """
     screen = _Screen(run, choice, raw=raw, position=position) if show else None
     with keeping_run(run.run_id):
-        return wait_for_run(run, cluster, screen, resubmit=resubmit, clock=clock)
+        return exit_code(wait_for_run(run, cluster, screen, resubmit=resubmit, clock=clock))
 
 
-def follow_to_the_end(run: RunDir, cluster: Cluster, clock: Clock = CLOCK) -> Job:
+def follow_to_the_end(run: RunDir, cluster: Cluster, clock: Clock = CLOCK) -> int:
     """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    return wait_for_own_run(run, cluster, _Screen(run), clock)
+    return exit_code(wait_for_own_run(run, cluster, _Screen(run), clock))
 
 
 def print_logs(run: RunDir, choice: "Choice", *, raw: bool = False) -> bool:
@@ -238,8 +239,7 @@ class _Screen:
             self._bar.hide()
             self._print_labelled(line.rank, line.text)
             found = True
-        if sys.stdout:  # None when it was closed (>&-)
-            sys.stdout.flush()
+        console.flush()
         return found
 
     def _show_job(self, text: str, *, labelled: bool) -> bool:

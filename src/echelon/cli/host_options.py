@@ -1,7 +1,7 @@
 """Options of commands whose run may be on another host: `--cluster` and `--host`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -67,17 +67,21 @@ def on_host(
                 host=host,
                 here=_is_named(context, "runs_dir"),
             )
-            code = route(command, elsewhere, given)
-            if code is not None:
-                raise typer.Exit(code)
-            command(**values)
+            raise typer.Exit(route(command, elsewhere, given))
 
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        return run
+        return with_parameters(run, command, parameters)
 
     return wrap
+
+
+def with_parameters(
+    run: Callable[..., None], command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give `run` the name and help of a command, and the parameters that typer reads."""
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 def empty_option(name: str) -> UsageError:

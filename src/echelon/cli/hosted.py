@@ -157,30 +157,27 @@ class Framed(io.TextIOBase):
 def _follow(wanted: dict[str, Any], frames: Frames) -> int:
     from echelon.cli.following import Choice, Position, follow_run  # noqa: PLC0415
     from echelon.client.manage.clusters import cluster_of  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
 
-    told = 0
+    reported = 0
 
     def tell(position: object) -> None:
-        nonlocal told
+        nonlocal reported
         sys.stdout.flush()
         sys.stderr.flush()
-        if frames.sent != told:
+        if frames.sent != reported:
             frames.send("at", position)
-            told = frames.sent
+            reported = frames.sent
 
     run = find_run(Path("runs"), wanted["run"])
-    return exit_code(
-        follow_run(
-            run,
-            cluster_of(run),
-            show=wanted["show"],
-            choice=Choice.of(run, rank=wanted["rank"], tail=wanted["tail"], since=wanted["since"]),
-            resubmit=wanted["resubmit"],
-            raw=wanted["raw"],
-            position=Position(tell=tell, begin=wanted["begin"]),
-        )
+    return follow_run(
+        run,
+        cluster_of(run),
+        show=wanted["show"],
+        choice=Choice.of(run, rank=wanted["rank"], tail=wanted["tail"], since=wanted["since"]),
+        resubmit=wanted["resubmit"],
+        raw=wanted["raw"],
+        position=Position(tell=tell, begin=wanted["begin"]),
     )
 
 

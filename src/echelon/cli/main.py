@@ -41,8 +41,7 @@ def run(arguments: list[str]) -> int:
             from echelon.cli.app import call  # noqa: PLC0415  typer is slow to load
 
             code = call(arguments)
-        if sys.stdout:  # None when it was closed (>&-)
-            sys.stdout.flush()
+        console.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -9,6 +9,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import CHECK
+from echelon.cli.run_options import AsJson
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def nodes(
         str,
         typer.Option(metavar="NODES", help="Allow these nodes again; or all.", show_default=False),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the nodes that jobs avoid, and why.
 

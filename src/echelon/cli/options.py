@@ -15,7 +15,8 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
-from echelon.cli.host_options import empty_option
+from echelon.cli.host_options import empty_option, with_parameters
+from echelon.cli.run_options import AsJson
 from echelon.client.submit.requests import read_request
 from echelon.errors import UsageError
 from echelon.spec import readers
@@ -92,17 +93,12 @@ def _take(
 ) -> Callable[..., None]:
     """Add flags to a command's parameters; what is read from them replaces the one of that name."""
     own = [p for p in inspect.signature(command).parameters.values() if p.name != name]
-    parameters = [*flags, *own]
 
     def run(**values: Any) -> None:
         mine = {p.name: values.pop(p.name) for p in own}
         command(**{name: read(values)}, **mine)
 
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    return with_parameters(run, command, [*flags, *own])
 
 
 def _parameters() -> list[inspect.Parameter]:
@@ -227,7 +223,7 @@ def config(
     everything: Annotated[
         bool, typer.Option("--all", help="Include keys with default values.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the merged request and the origin of each value.
 

@@ -11,6 +11,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import PREPARE
+from echelon.cli.run_options import AsJson
 from echelon.core.units import counted
 from echelon.errors import UsageError
 
@@ -63,7 +64,7 @@ def pack(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be packed, without packing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Pack a directory of images into one file that loads fast.
 

@@ -126,12 +126,12 @@ def run_quickly(arguments: Sequence[str]) -> int | None:
     values = {**call.values, "runs_dir": runs_dir}
     cluster, host = values.pop("cluster"), values.pop("host")
 
-    def command(**values: Any) -> int:
+    def command(**values: Any) -> int | None:
         from echelon.cli import run_commands  # noqa: PLC0415  not if the run is elsewhere
 
-        return int(getattr(run_commands, call.name)(**values))
+        code: int | None = getattr(run_commands, call.name)(**values)
+        return code
 
     elsewhere = remote.logs_there if call.name == "logs" else None
     given = remote.Given(values, call.line(), cluster, host, here=False)
-    code = remote.route(command, elsewhere, given)
-    return command(**values) if code is None else code
+    return remote.route(command, elsewhere, given)

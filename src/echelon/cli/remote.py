@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from echelon.cli import console
+from echelon.cli.announcement import announce_run, announce_sweep
 from echelon.client.manage.locate import find_site, locate
 from echelon.client.remote.remote_calls import (
     ask,
@@ -22,11 +23,9 @@ from echelon.client.remote.remote_calls import (
     unexpected,
 )
 from echelon.core.frozen import frozen
-from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
-    from echelon.client.submit.host_submission import QueuedThere
     from echelon.client.submit.pipeline import Request
     from echelon.clusters.ssh.site import Site
 
@@ -79,8 +78,14 @@ class There:
         return [*head, "--", *named, *tail]
 
 
-def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Given) -> int | None:
-    """Execute a command where its run is; return its exit code, None if that is this machine."""
+def route(command: Callable[..., int | None], elsewhere: Elsewhere | None, given: Given) -> int:
+    """Execute a command where its run is, and return its exit code.
+
+    Args:
+        command: executes it on this machine.
+        elsewhere: executes it on another one; by default, it is executed there as it was given.
+        given: the command.
+    """
     if given.here and (given.cluster or given.host):
         raise UsageError(
             "--runs-dir names a directory of this machine, not of a host",
@@ -93,7 +98,7 @@ def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Gi
     else:
         site, name = locate(name, given.values["runs_dir"], given.cluster, given.host, sweep=sweep)
     if site is None:
-        return None
+        return command(**given.values) or 0
     group = ["sweep"] if sweep else []
     there = There(
         site=site, run=name, values=given.values, line=[*group, *given.line], command=command
@@ -218,7 +223,11 @@ def rerun_there(there: There) -> int:
     except EchelonError:
         forget_run(new_id, os.environ)
         raise
-    announce(there.site, found, as_json=there.values["as_json"])
+    announce_run(
+        *(found["run"], found["job_id"], found["directory"]),
+        host=there.site.host,
+        as_json=there.values["as_json"],
+    )
     if there.values["wait"] or there.values["follow"]:
         return follow(there.site, found["run"], show=there.values["follow"], resubmit=True)
     return 0
@@ -247,25 +256,18 @@ def submit_there(
         return 0
     queued = send(prepare_for_host(checked))
     if checked.table is not None:
-        _announce_sweep(queued, len(checked.table.tasks), as_json=as_json)
+        announce_sweep(
+            *(queued.run_id, len(checked.table.tasks), queued.arrays, queued.directory),
+            host=queued.site.host,
+            as_json=as_json,
+        )
         return _wait_for_sweep(queued.site, queued.run_id) if wait else 0
-    found = {"run": queued.run_id, "job_id": queued.job_id, "directory": queued.directory}
-    announce(queued.site, found, as_json=as_json)
+    announce_run(
+        *(queued.run_id, queued.job_id, queued.directory), host=queued.site.host, as_json=as_json
+    )
     if wait or show:
         return follow(queued.site, queued.run_id, show=show, resubmit=True)
     return 0
-
-
-def _announce_sweep(queued: "QueuedThere", count: int, *, as_json: bool) -> None:
-    """Print a sweep that was submitted there."""
-    sweep, host = queued.run_id, queued.site.host
-    if as_json:
-        facts = {"sweep": sweep, "tasks": count, "arrays": list(queued.arrays)}
-        console.print_json({**facts, "directory": queued.directory, "host": host})
-        return
-    console.print_result(sweep)
-    what = f"queued {counted(count, 'task')} as job array {', '.join(queued.arrays)} on {host}"
-    console.note(f"{what}; show them: echelon sweep status {sweep}")
 
 
 def resume_sweep_there(there: There) -> int:
@@ -280,18 +282,6 @@ def _wait_for_sweep(site: "Site", sweep: str) -> int:
     from echelon.client.manage.run_jobs import host_sweep_jobs  # noqa: PLC0415
 
     return wait_for_tasks(host_sweep_jobs(site, sweep), sweep)
-
-
-def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:
-    """Print a run that was submitted there."""
-    if as_json:
-        console.print_json({**found, "host": site.host})
-        return
-    console.print_result(found["run"])
-    console.note(
-        f"queued as Slurm job {found['job_id']} on {site.host}; "
-        f"follow the output: echelon logs -f {found['run']}"
-    )
 
 
 def with_files(*patterns: str) -> Callable[[There], int]:

@@ -10,11 +10,11 @@ from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import There, execute, with_files
-from echelon.cli.runs import RUNS, Run, RunsDir
+from echelon.cli.run_options import AsJson, Run, RunsDir
 from echelon.client.manage.clusters import Places
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
-from echelon.run.directory import RunDir
+from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def report(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as an HTML file.")
     ] = None,

@@ -4,7 +4,6 @@ They are apart from their options (`cli/runs.py`), whose library takes longer to
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -29,7 +28,9 @@ FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 """States of jobs that nobody knows."""
 
 
-def ps(*, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool) -> int:
+def ps(
+    *, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool
+) -> None:
     """List runs."""
     from echelon.cli.remote import list_elsewhere  # noqa: PLC0415
 
@@ -53,7 +54,6 @@ def ps(*, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as
         console.note(
             f"no {which}runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py"
         )
-    return 0
 
 
 _COLUMNS = ("run", "state", "job", "nodes", "submitted", "duration", "command")
@@ -126,12 +126,10 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     found = list_sweeps(runs_dir)
     if not found:
         return []
-    from echelon.cli.tasks import count_states  # noqa: PLC0415
+    from echelon.cli.tasks import count_states, open_slurm  # noqa: PLC0415
     from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
+    slurm = open_slurm()
     rows: list[tuple[float, dict[str, Any]]] = []
     for sweep in found:
         asked = summarise(sweep.files)
@@ -151,7 +149,7 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     return rows
 
 
-def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
+def status(*, run: str, runs_dir: Path, as_json: bool) -> None:
     """Show a run's state."""
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import MOST_NODES, RunReader  # noqa: PLC0415
@@ -199,7 +197,6 @@ def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
         facts["effective"] = accounts.render()
         rows = [[name, str(fact)] for name, fact in facts.items() if fact not in ("", None)]
         console.print_table(["", ""], rows)
-    return 0
 
 
 def _render_restarts(used: int, allowed: int | None) -> str:
@@ -220,12 +217,11 @@ def logs(
 ) -> int:
     """Print a run's output."""
     from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     choice = Choice.of(found, rank=rank, tail=tail, since=since)
     if follow:
-        return exit_code(follow_run(found, cluster_of(found), show=True, choice=choice, raw=raw))
+        return follow_run(found, cluster_of(found), show=True, choice=choice, raw=raw)
     if not print_logs(found, choice, raw=raw) and tail != 0:
         who = f"rank {', '.join(map(str, sorted(choice.ranks)))} of " if choice.ranks else ""
         when = f" since {since}" if since else " yet"
@@ -236,18 +232,16 @@ def logs(
     return 0
 
 
-def stop(*, run: str, runs_dir: Path, address: str = "") -> int:
+def stop(*, run: str, runs_dir: Path, address: str = "") -> None:
     """Ask a run to stop."""
     if found := _end(runs_dir, run, address, now=False):
         console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
-    return 0
 
 
-def cancel(*, run: str, runs_dir: Path, address: str = "") -> int:
+def cancel(*, run: str, runs_dir: Path, address: str = "") -> None:
     """End a run."""
     if found := _end(runs_dir, run, address, now=True):
         console.note(f"cancelled {found.run_id}")
-    return 0
 
 
 def _end(runs_dir: Path, name: str, address: str, *, now: bool) -> RunDir | None:
@@ -268,22 +262,20 @@ def _end(runs_dir: Path, name: str, address: str, *, now: bool) -> RunDir | None
 
 def _cancel_waiting(runs_dir: Path, name: str) -> bool:
     """Cancel a task of a sweep that has not started yet; return whether the name is one."""
+    from echelon.cli.tasks import open_slurm  # noqa: PLC0415
     from echelon.client.manage.sweeps import (  # noqa: PLC0415
         cancel_waiting,
         check_home,
         find_waiting,
         read_tasks,
     )
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     found = find_waiting(runs_dir, name)
     if found is None:
         return False
     sweep, index = found
     check_home(sweep)
-    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
-    tasks = read_tasks(sweep, slurm, strict=True)
+    tasks = read_tasks(sweep, open_slurm(), strict=True)
     job = next(task.job for task in tasks if task.index == index)
     if job.over and job.id:
         console.note(f"{name} has already ended: {job.state}")
@@ -306,7 +298,7 @@ def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Clu
     return found, cluster_of(found, address=address)
 
 
-def why(*, run: str, runs_dir: Path, as_json: bool) -> int:
+def why(*, run: str, runs_dir: Path, as_json: bool) -> None:
     """Explain why a run failed."""
     from echelon.client.manage.run_status import find_verdict  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
@@ -319,4 +311,3 @@ def why(*, run: str, runs_dir: Path, as_json: bool) -> int:
         console.print_result(f"{found.run_id}\n{render(verdict, whole=True, run=found.path)}")
     else:
         console.note(f"{found.run_id} has not failed")
-    return 0

@@ -1,7 +1,6 @@
 """`echelon sweep …`: many runs of one script, each with other parameters."""
 
 import csv
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,17 +10,18 @@ import typer
 from typer.core import TyperCommand
 
 from echelon.cli import console
+from echelon.cli.completion import complete_sweep
 from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.remote import resume_sweep_there, submit_there
-from echelon.cli.runs import RUNS, AsJson, RunsDir
-from echelon.cli.target_options import Address, On, goes_to_host
-from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
-from echelon.client.submit.target import Target, choose_cluster
-from echelon.core.units import counted
+from echelon.cli.run_options import Address, AsJson, On, RunsDir, goes_to_host
+from echelon.cli.tasks import open_slurm, start_tasks, submit_tasks, wait_for_tasks
+from echelon.client.submit.target import Target
+from echelon.core.units import counted, list_names
 from echelon.errors import ConflictError, UsageError
-from echelon.run.listing import find_sweep, list_sweeps
+from echelon.run.directory import RUNS
+from echelon.run.listing import find_sweep
 from echelon.run.sweep import SweepDir, read_table
 from echelon.run.verdict import headline
 from echelon.spec.merging import Merged
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from echelon.client.manage.sweeps import Task
 
 _CALLED = "echelon.sweep"
-"""Where a context has the words of a command of the group."""
-_NAMED = 8
-"""Number of runs that are named for each cause of failure."""
+"""The key under which a context keeps the words of a command of the group."""
 
 
 class SweepGroup(SectionedGroup):
@@ -61,12 +59,6 @@ class SweepGroup(SectionedGroup):
 
 
 app = typer.Typer(name="sweep", cls=SweepGroup, rich_markup_mode=None)
-
-
-def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
-    runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
-    names = ["last", *(sweep.sweep_id for sweep in reversed(list_sweeps(runs)))]
-    return [name for name in names if name.startswith(incomplete)]
 
 
 Sweep = Annotated[
@@ -166,11 +158,7 @@ def _read(runs_dir: Path, name: str) -> tuple[SweepDir, "list[Task]"]:
     from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
 
     sweep = find_sweep(runs_dir, name)
-    return sweep, read_tasks(sweep, _slurm(runs_dir))
-
-
-def _slurm(runs_dir: Path) -> Any:
-    return choose_cluster("slurm", runs_dir)
+    return sweep, read_tasks(sweep, open_slurm())
 
 
 @app.command()
@@ -202,12 +190,12 @@ def status(sweep: Sweep = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson =
     rows = [["sweep", found.sweep_id], ["tasks", str(len(tasks))]]
     rows += [[state, str(number)] for state, number in counts.most_common()]
     if running:
-        rows.append(["running", _name(running)])
+        rows.append(["running", list_names(running)])
     console.print_table(["", ""], rows)
     for cause, ones in sorted(causes.items(), key=lambda entry: -len(entry[1])):
         verdict = ones[0].verdict
         assert verdict is not None
-        ids = _name([task.run_id for task in ones])
+        ids = list_names([task.run_id for task in ones])
         console.print_result(f"\n{cause}: {ids}\n  {headline(verdict.failure)}")
         if verdict.advice:
             console.print_result(f"  hint: {verdict.advice}")
@@ -215,11 +203,6 @@ def status(sweep: Sweep = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson =
         console.note(f"some states are unknown: {reason}")
     if causes:
         console.note(f"run them again: echelon sweep resume {found.sweep_id}")
-
-
-def _name(runs: list[str]) -> str:
-    more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
-    return ", ".join(runs[:_NAMED]) + more
 
 
 @app.command()
@@ -303,7 +286,7 @@ def stop(sweep: Sweep, *, runs_dir: RunsDir = RUNS) -> None:
     from echelon.client.manage.sweeps import stop_sweep  # noqa: PLC0415
 
     found = find_sweep(runs_dir, sweep)
-    count = stop_sweep(found, _slurm(runs_dir))
+    count = stop_sweep(found, open_slurm())
     if count:
         console.note(
             f"stopping {counted(count, 'task')}; continue later with: "
@@ -342,7 +325,7 @@ def resume(
         )
     cluster = place_of(found)
     with found.locked():
-        tasks = read_tasks(found, _slurm(runs_dir), strict=True)
+        tasks = read_tasks(found, open_slurm(), strict=True)
         left = [task.index for task in tasks if task.is_left]
         if not left:
             going = sum(not task.job.over for task in tasks)

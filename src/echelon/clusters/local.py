@@ -27,7 +27,6 @@ from echelon.spec.readers import NodeCount
 
 _EXEC_S = 10.0
 """Maximum time for a process to execute its program."""
-PREFIX = LOCAL
 _WITH_OUTCOME = """\
 outcome=$1; shift
 bash "$@"; code=$?
@@ -77,14 +76,14 @@ class LocalCluster:
         if not has_controller(run):  # nothing else would record the outcome
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
-        return f"{PREFIX}{os.uname().nodename}:{pid}:{start_time(pid)}"
+        return f"{LOCAL}{os.uname().nodename}:{pid}:{start_time(pid)}"
 
     def job(self, job_id: str, *, run_id: str) -> Job:
-        if not job_id.startswith(PREFIX):
+        if not job_id.startswith(LOCAL):
             return Job(id=job_id, state="UNKNOWN", reason="not a job of this machine")
         run = RunDir.open(self._runs / run_id)
         attempt, outcome = _attempt_of(run, job_id)
-        host, pid, start = job_id.removeprefix(PREFIX).split(":")
+        host, pid, start = job_id.removeprefix(LOCAL).split(":")
         job = Job(id=job_id, state="RUNNING", nodes=host, output=str(run.job_log(attempt)))
         if not outcome and host == os.uname().nodename:
             # Without a start time, the process had ended before it could be read.
@@ -156,7 +155,7 @@ def fit_allocation(
 def describe_nodes(environ: Mapping[str, str]) -> str:
     """Return where a run in the foreground executes: here, or in the current allocation."""
     job, hosts = own_job(environ), environ.get("SLURM_JOB_NODELIST", "")
-    return f"on {hosts} of job {job}" if job and hosts else describe_job(PREFIX)
+    return f"on {hosts} of job {job}" if job and hosts else describe_job(LOCAL)
 
 
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:

@@ -10,7 +10,7 @@ from dataclasses import field
 
 from echelon.clusters.slurm.survey import NodeKind, Partition, Survey
 from echelon.core.frozen import frozen
-from echelon.core.units import counted, format_duration, parse_duration
+from echelon.core.units import counted, format_duration, list_names, parse_duration
 from echelon.errors import UsageError
 
 _LONGEST_S = 24 * 3600
@@ -18,8 +18,6 @@ _LONGEST_S = 24 * 3600
 job anyway."""
 _MARGIN = 34
 """Column at which comments start, unless a value is longer."""
-_NAMED = 8
-"""Number of names that a comment lists."""
 _USUAL = ("train.py", "main.py", "run.py")
 """Usual names of training scripts, most likely first."""
 _HEADER = """\
@@ -178,7 +176,7 @@ def _choose_partition(facts: Facts, answers: Mapping[str, str]) -> Partition | N
 def _script(facts: Facts, answers: Mapping[str, str]) -> list[Setting]:
     if "script" in answers:
         others = [name for name in facts.scripts if name != answers["script"]]
-        why = f"other candidates: {_list(others)}"
+        why = f"other candidates: {list_names(others)}"
         return [Setting(key="script", value=answers["script"], why=why)]
     why = "the only training script found in this directory"
     return [Setting(key="script", value=name, why=why) for name in facts.scripts[:1]]
@@ -195,7 +193,7 @@ def _place(facts: Facts, partition: Partition | None, answers: Mapping[str, str]
         found.append(Setting(key="partition", value=partition.name, why=why))
     if "account" in answers:
         accounts = facts.survey.membership.accounts if facts.survey else ()
-        why = f"your accounts: {_list(accounts)}"
+        why = f"your accounts: {list_names(accounts)}"
         found.append(Setting(key="account", value=answers["account"], why=why))
     return found
 
@@ -261,9 +259,9 @@ def _examples(facts: Facts, partition: Partition | None) -> list[Setting]:
     survey = facts.survey or Survey()
     member = survey.membership
     names = [one.name for one in survey.partitions]
-    there = f"available: {_list(names)}" if names else "default: Slurm's default partition"
-    yours = f"; yours: {_list(member.accounts)}" if member.accounts else ""
-    qos = f"; yours: {_list(member.qos)}" if member.qos else ""
+    there = f"available: {list_names(names)}" if names else "default: Slurm's default partition"
+    yours = f"; yours: {list_names(member.accounts)}" if member.accounts else ""
+    qos = f"; yours: {list_names(member.qos)}" if member.qos else ""
     cpus = max((kind.cpus for kind in partition.kinds), default=0) if partition else 0
     room = f"; a node has {cpus} CPUs" if cpus else ""
     rows: list[tuple[str, int | str, str]] = [
@@ -280,11 +278,6 @@ def _examples(facts: Facts, partition: Partition | None) -> list[Setting]:
         ("mail", "me@example.org", "address to notify when a run ends"),
     ]
     return [Setting(key=key, value=value, why=why) for key, value, why in rows]
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 # --- text -----------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_pa
     cluster = _Later(Job(id="7", state="PENDING"))
     run = _start(cluster, tmp_path)
     run.outcome(1).write_text("{}")  # from before it was queued again
-    assert following.follow_run(run, cluster, show=False, clock=clock).state == "COMPLETED"
+    assert following.follow_run(run, cluster, show=False, clock=clock) == 0
     assert cluster.asked < 120 + 5 / waiting.LOOK_S + 5
 
 
@@ -82,7 +82,7 @@ def test_waiting_without_output_prints_why_a_run_failed(tmp_path, capsys):
     run = _start(cluster, tmp_path)
     verdict = judge([Failure(cause="exception", message="ValueError: boom", rank=1, node="n")])
     run.verdict.write_text(json.dumps(asdict(verdict)))
-    assert following.follow_run(run, cluster, show=False).exit_code == 3
+    assert following.follow_run(run, cluster, show=False) == 3
     assert "rank 1 on n: ValueError: boom\n  cause: exception" in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_an_outage_of_storage_or_cluster_cancels_no_run(tmp_path, capsys, troubl
 
     cluster = _Away(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster, FakeClock()).state == "COMPLETED"
+    assert following.follow_to_the_end(run, cluster, FakeClock()) == 0
     assert cluster.cancelled == []
     assert capsys.readouterr().err.count("waiting for the run's storage") == 1
 
@@ -129,7 +129,7 @@ def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, capsys
     running, ended = Job(id="7", state="RUNNING"), Job(id="7", state="FAILED", exit_code=143)
     cluster = _Interrupted(running, running, running, ended, at=[2])
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster, FakeClock()).exit_code == 130
+    assert following.follow_to_the_end(run, cluster, FakeClock()) == 130
     assert (cluster.stopped, cluster.cancelled) == (["7"], [])
     assert "press Ctrl-C again to stop immediately" in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_cancels_the_run(tmp_path):
     running, ended = Job(id="7", state="RUNNING"), Job(id="7", state="CANCELLED")
     cluster = _Interrupted(*[running] * 5, ended, at=[2, 4])  # the third query is that of `stop`
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster, FakeClock()).exit_code == 130
+    assert following.follow_to_the_end(run, cluster, FakeClock()) == 130
     assert (cluster.stopped, cluster.cancelled) == (["7"], ["7"])
 
 

@@ -11,10 +11,9 @@ from echelon.client.manage.waiting import stop_all
 from echelon.client.remote.register import is_task
 from echelon.client.submit.target import choose_cluster
 from echelon.clusters.base import Cluster
-from echelon.clusters.local import PREFIX
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.frozen import frozen
-from echelon.core.jobs import WAITING, Job, is_job_id
+from echelon.core.jobs import LOCAL, WAITING, Job, is_job_id
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError
 from echelon.run.attempts import attempts, outcome
@@ -208,7 +207,7 @@ def place_of(sweep: SweepDir) -> Cluster:
     if not sweep.arrays():
         for index in read_table(sweep).tasks:
             if known := attempts(sweep.run(index)):
-                here = known[-1].job_id.startswith(PREFIX)
+                here = known[-1].job_id.startswith(LOCAL)
                 run = sweep.run(index)
                 return choose_cluster("local", runs, tied=True) if here else cluster_of(run)
         if sweep.carrier.exists():
