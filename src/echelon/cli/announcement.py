@@ -1,4 +1,4 @@
-"""What is printed about a run or a sweep that was submitted, here or on a host."""
+"""Prints a run or a sweep that was submitted on this machine or on a login host."""
 
 from collections.abc import Sequence
 from pathlib import Path

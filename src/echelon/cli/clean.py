@@ -1,4 +1,4 @@
-"""`echelon clean`: what runs hold on disk, and remove old ones."""
+"""`echelon clean`: show the disk space of runs, and remove old ones."""
 
 import time
 from collections.abc import Sequence

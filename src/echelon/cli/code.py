@@ -36,7 +36,10 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 def diff_there(there: There) -> int:
-    """Compare the code of a run on another host: there with another run, here with the project."""
+    """Compare the code of a run on another host.
+
+    The comparison with another run is made there, and with the project on this machine.
+    """
     from echelon.client.code.code_diff import read_project_at, read_run  # noqa: PLC0415
     from echelon.client.code.code_listing import find_root  # noqa: PLC0415
 
@@ -132,7 +135,7 @@ def rerun(
     cluster = choose_cluster("local", runs_dir, tied=True) if here else cluster_of(found)
 
     checked = check_again(found, spec, cluster, same_code=same_code, run_id=new_id)
-    # One at a time: after a lost connection, the same call comes again, and the first may go on.
+    # After a lost connection, the same call is repeated while the first one may still be running.
     with hold_workdir(Path.cwd()) if new_id else contextlib.nullcontext():
         if new_id and (known := find_submitted(runs_dir / new_id)):
             console.print_json(known)
@@ -148,7 +151,7 @@ def rerun(
 
 
 def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
-    """Let the new run choose its output file, unless the request named one."""
+    """Remove the output file from a request unless the user named it: the new run has its own."""
     from echelon.client.manage.relocation import own_output  # noqa: PLC0415
 
     return replace(spec, output="") if spec.output == own_output(run) else spec

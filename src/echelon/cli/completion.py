@@ -1,6 +1,6 @@
 """Shell completion: its scripts, and the words that it offers.
 
-The user waits for these at the prompt, so they load nothing heavy, offer only what is known
+The user waits at the prompt, so completions import nothing slow, offer only what is known
 immediately, and print no errors.
 """
 

@@ -72,12 +72,12 @@ def doctor(
 
 
 def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
-    """Let the login host examine the nodes; it does not see our files."""
+    """Run the doctor on the login host; it gets the settings as options, not as files."""
     from echelon.cli.remote import forward  # noqa: PLC0415
     from echelon.client.remote.remote_calls import make_site  # noqa: PLC0415
 
     site = make_site(request, Path.cwd(), None)
-    assert site is not None, "the caller knows that it has a host"
+    assert site is not None, "only a request with a host is examined there"
     # A node count from a project file is for training jobs: it does not make the doctor a job.
     skipped = () if request.origins["nodes"] in TYPED else ("nodes",)
     settings = [
@@ -146,7 +146,7 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)
         if made:
-            with contextlib.suppress(OSError):  # not empty any more
+            with contextlib.suppress(OSError):  # it is not empty any more
                 runs.rmdir()
 
 
@@ -185,7 +185,7 @@ def _allocate(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Mapping[str
 
 
 def choose_interpreter(spec: JobSpec, environ: Mapping[str, str]) -> str:
-    """Return the Python that ranks would use: --python, that of an environment, or our own."""
+    """Return the Python of the ranks: --python, the environment's, or the one of this process."""
     if spec.python:
         found = shutil.which(spec.python, path=environ.get("PATH"))
         return str(Path(found or spec.python).absolute())

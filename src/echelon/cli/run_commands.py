@@ -1,6 +1,7 @@
-"""What the commands do that users repeat most: show runs, stop them, and end them.
+"""The commands that users repeat most: list and show runs, stop and cancel them.
 
-They are apart from their options (`cli/runs.py`), whose library takes longer to load than they do.
+Their options are in `cli/runs.py`, because the library for options takes longer to load than these
+commands run.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
 
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
-"""States of jobs that nobody knows."""
+"""States of jobs that are not known."""
 
 
 def ps(
@@ -60,7 +61,7 @@ _COLUMNS = ("run", "state", "job", "nodes", "submitted", "duration", "command")
 
 
 def _show(row: Mapping[str, Any], headings: Sequence[str], now_s: float) -> list[str]:
-    """Return a row's cells for people."""
+    """Return a row's cells as a terminal shows them."""
     took_s = row.get("duration_s")
     cells = {**row, "job": ",".join(map(short_id, str(row["job"]).split(",")))}
     with contextlib.suppress(ValueError):
@@ -73,13 +74,16 @@ def _show(row: Mapping[str, Any], headings: Sequence[str], now_s: float) -> list
 def _list_runs(
     runs_dir: Path, wanted: frozenset[str], last: int | None
 ) -> list[tuple[float, dict[str, Any]]]:
-    """Return when runs were created, and their rows: those in these states, if any is given.
+    """Return the time of creation and the row of each run, the oldest first.
 
-    Only the `last` newest are looked for, if that is a number.
+    Args:
+        runs_dir: the directory of runs.
+        wanted: only runs in these states; empty for all.
+        last: only so many of the newest ones; None for all.
     """
     places, now_s = Places(), time.time()
     rows: list[tuple[float, dict[str, Any]]] = []
-    silent: dict[str, str] = {}
+    unknown: dict[str, str] = {}
     for run in reversed(list_runs(runs_dir)):
         if len(rows) == last:
             break
@@ -88,9 +92,10 @@ def _list_runs(
         known: Sequence[Attempt] = ()
         with contextlib.suppress(OSError):
             known = attempts(run)
-        job = places.job(run, known or None)  # it reads them again, to tell why that fails
+        # Without attempts, it reads them itself and returns the error as the reason.
+        job = places.job(run, known or None)
         if job.state == "UNKNOWN":
-            silent.setdefault(job.reason, run.run_id)
+            unknown.setdefault(job.reason, run.run_id)
         if wanted and job.state not in wanted:
             continue
         asked = summarise(run)
@@ -104,7 +109,7 @@ def _list_runs(
         row |= {"submitted": known[-1].submitted if known else "", "command": asked.command}
         row |= {"request": asked.request, "duration_s": _total(took_s)}
         rows.append((_created(run), row))
-    for reason, run_id in silent.items():
+    for reason, run_id in unknown.items():
         console.note(f"{run_id}: the state is unknown: {reason}")
     return rows[::-1]
 
@@ -117,12 +122,12 @@ def _total(took_s: Sequence[float]) -> float | None:
 def _created(files: RunDir) -> float:
     try:
         return files.spec.stat().st_mtime
-    except OSError:  # it was removed meanwhile
+    except OSError:  # the run was removed meanwhile
         return 0.0
 
 
 def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, dict[str, Any]]]:
-    """Return one row per sweep, likewise: Slurm is asked about its tasks together."""
+    """Return the time of creation and the row of each sweep; one query covers all its tasks."""
     found = list_sweeps(runs_dir)
     if not found:
         return []
@@ -135,7 +140,7 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
         asked = summarise(sweep.files)
         try:
             states = count_states(task.state for task in read_tasks(sweep, slurm))
-        except UnavailableError as error:  # other runs are listed all the same
+        except UnavailableError as error:  # the other runs are still listed
             states = "UNKNOWN"
             console.note(f"{sweep.sweep_id}: the state is unknown: {error.message}")
         if wanted and wanted.isdisjoint(states.replace(",", "").split()):

@@ -10,7 +10,7 @@ from echelon.cli.announcement import announce_run
 from echelon.cli.help import LOOK, START
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
-from echelon.cli.remote import logs_there, resume_there
+from echelon.cli.remote import logs_there, resume_there, submit_there
 from echelon.cli.run_options import (
     Address,
     AsJson,
@@ -64,8 +64,6 @@ def submit(
         takes_array=True,
     )
     if goes_to_host(request, on, runs_dir):
-        from echelon.cli.remote import submit_there  # noqa: PLC0415
-
         raise typer.Exit(
             submit_there(wanted, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
         )

@@ -34,7 +34,7 @@ _CALLED = "echelon.sweep"
 
 
 class SweepGroup(SectionedGroup):
-    """A group that is also a command: whatever is not one of its commands starts a sweep."""
+    """A group that is also a command: other words than its commands' names start a sweep."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
@@ -131,27 +131,26 @@ def sweep(
         command="sweep",
         table=make_table(rows, max_running),
     )
-    if goes_to_host(request, on, runs_dir):
-        if not dry_run:
-            raise typer.Exit(submit_there(wanted, wait=wait, as_json=as_json))
+    on_host = goes_to_host(request, on, runs_dir)
+    if dry_run:
         from echelon.client.submit.host_submission import check_for_host  # noqa: PLC0415
 
-        check_for_host(wanted)
-        _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
-        console.note(f"not checked on {request.host}, because nothing was sent there")
+        (check_for_host if on_host else pipeline.check)(wanted)
+        _print_tasks([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
+        if on_host:
+            console.note(f"not checked on {request.host}, because nothing was sent there")
         return
-    checked = pipeline.check(wanted)
-    if dry_run:
-        _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
-        return
-    raise typer.Exit(submit_tasks(pipeline.prepare(checked), wait=wait, as_json=as_json))
+    if on_host:
+        raise typer.Exit(submit_there(wanted, wait=wait, as_json=as_json))
+    prepared = pipeline.prepare(pipeline.check(wanted))
+    raise typer.Exit(submit_tasks(prepared, wait=wait, as_json=as_json))
 
 
-def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
+def _print_tasks(tasks: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
-        console.print_json(rows)
+        console.print_json(tasks)
     else:
-        console.print_table(list(rows[0]), [list(row.values()) for row in rows])
+        console.print_table(list(tasks[0]), [list(task.values()) for task in tasks])
 
 
 def _read(runs_dir: Path, name: str) -> tuple[SweepDir, "list[Task]"]:

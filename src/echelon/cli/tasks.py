@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from echelon.core.jobs import Job
 
 _POLL_S = 2.0
-"""Seconds between two questions about all tasks."""
+"""Seconds between two queries about all tasks."""
 
 
 def submit_tasks(prepared: "Prepared", *, wait: bool, as_json: bool) -> int:
@@ -27,7 +27,7 @@ def submit_tasks(prepared: "Prepared", *, wait: bool, as_json: bool) -> int:
     from echelon.client.manage.run_jobs import sweep_jobs  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
-    assert prepared.table is not None, "the caller knows that it is a sweep"
+    assert prepared.table is not None, "only a sweep has tasks"
     sweep, cluster = prepared.sweep, prepared.cluster
     with sweep.locked():
         code = start_tasks(sweep, cluster, list(prepared.table.tasks), as_json=as_json)
@@ -60,7 +60,7 @@ def start_tasks(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as_j
 
 
 def open_slurm() -> "SlurmCluster":
-    """Return the Slurm of this machine, to ask about tasks."""
+    """Return this machine's Slurm, which tasks of sweeps are queried from."""
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 

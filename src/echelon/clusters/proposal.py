@@ -1,7 +1,7 @@
 """Propose a first project file from facts about the cluster, machine and directory. Pure.
 
-Each proposed value has a reason. What cannot be determined becomes a question with a default, so
-that the command also works without a terminal.
+Each proposed value has a reason. A value that cannot be determined becomes a question with a
+default, so that the command also works without a terminal.
 """
 
 import json
@@ -14,8 +14,7 @@ from echelon.core.units import counted, format_duration, list_names, parse_durat
 from echelon.errors import UsageError
 
 _LONGEST_S = 24 * 3600
-"""Longest time proposed: longer jobs wait longer in the queue, and a run continues in the next
-job anyway."""
+"""Longest proposed time limit. Longer jobs wait longer, and a run continues in the next job."""
 _MARGIN = 34
 """Column at which comments start, unless a value is longer."""
 _USUAL = ("train.py", "main.py", "run.py")
@@ -85,6 +84,8 @@ class Setting:
 
 @frozen
 class Proposal:
+    """The contents of a project file."""
+
     settings: tuple[Setting, ...]
     examples: tuple[Setting, ...]
     """Keys shown in comments, as examples."""
@@ -164,7 +165,7 @@ def propose(facts: Facts, answers: Mapping[str, str]) -> Proposal:
 
 
 def _choose_partition(facts: Facts, answers: Mapping[str, str]) -> Partition | None:
-    """Return the partition for jobs; None without a cluster, or if it is not one that is up."""
+    """Return the partition for jobs; None without a cluster, or if the partition is down."""
     if facts.survey is None:
         return None
     if name := facts.decided.get("partition") or answers.get("partition"):
@@ -199,7 +200,7 @@ def _place(facts: Facts, partition: Partition | None, answers: Mapping[str, str]
 
 
 def _amounts(facts: Facts, partition: Partition | None) -> list[Setting]:
-    """Return GPUs, CPUs and time: those of a full node of the partition, or of this machine."""
+    """Return GPUs, CPUs and time: all of a node of the partition, or all of this machine."""
     found = []
     if kind := _choose_kind(facts, partition):
         found.append(Setting(key="gpus", value=kind.gpus, why=_describe(kind, partition)))
