@@ -1,4 +1,4 @@
-"""The command line: all commands, the options before them, and what is wrong with a call."""
+"""The command line: all commands, the options before them, and errors of a call."""
 
 import re
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def call(arguments: list[str]) -> int:
 
 
 def _explain_call(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
-    """Describe what is wrong with a call, with a valid example as the hint."""
+    """Return the error of an invalid call, with a valid example as the hint."""
     path, command = _find_command(arguments)
     message = error.format_message().strip().rstrip(".") or "missing command"
     for theirs, ours in _PLAINER.items():
@@ -93,7 +93,7 @@ def _explain_call(error: typer.TyperException, arguments: Sequence[str]) -> Usag
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, Any]:
-    """Return how the called command is spelled, and the command."""
+    """Return the words that select the called command, and the command."""
     command: Any = typer.main.get_command(app)
     path = ["echelon"]
     for word in arguments:

@@ -1,4 +1,4 @@
-"""`echelon checkpoint …`: look at checkpoints, verify them, and convert them. Needs no torch."""
+"""`echelon checkpoint …`: list, show, verify and convert checkpoints, without torch."""
 
 import time
 from collections.abc import Mapping
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import console
-from echelon.cli.runs import RUNS, AsJson, RunsDir, complete_run
+from echelon.cli.completion import complete_run
+from echelon.cli.run_options import AsJson, RunsDir
 from echelon.core.records import find_record
 from echelon.core.units import counted
 from echelon.errors import NotFoundError
+from echelon.run.directory import RUNS
 from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ Step = Annotated[
 ]
 
 
-def find_folder(place: str, runs: Path) -> Path:
-    """Return the directory with checkpoints of a run, or the one that is named."""
+def _find_folder(place: str, runs: Path) -> Path:
+    """Return the directory with a run's checkpoints; `place` may also be the directory itself."""
     path = Path(place)
     if path.is_dir():
         return path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -46,10 +48,10 @@ def find_folder(place: str, runs: Path) -> Path:
 
 
 def find_checkpoints(place: str, runs: Path, step: int | None) -> list[Path]:
-    """Return the checkpoints of a run, the oldest first, or that of a step.
+    """Return all checkpoints of a run, the oldest first, or only the one of a step.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such checkpoint.
     """
     from echelon.train.checkpoints.manifest import (  # noqa: PLC0415
         checkpoint_path,
@@ -57,7 +59,7 @@ def find_checkpoints(place: str, runs: Path, step: int | None) -> list[Path]:
         step_of,
     )
 
-    folder = find_folder(place, runs)
+    folder = _find_folder(place, runs)
     if step_of(folder) is not None and step in (None, step_of(folder)):
         return [folder]
     steps = list_steps(folder)
@@ -105,7 +107,7 @@ def list_checkpoints(
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    """Return what the manifest says; the tensors are not looked at."""
+    """Return the facts of the manifest; the tensors are not read."""
     from echelon.train.checkpoints.manifest import (  # noqa: PLC0415
         MANIFEST,
         CheckpointError,
@@ -185,8 +187,8 @@ def _list_tensors(manifest: "Manifest") -> list[dict[str, Any]]:
     ]
 
 
-def _list_values(state: Any, path: str) -> "list[tuple[str, Any]]":
-    """Return what is no tensor, with its place."""
+def _list_values(state: Any, path: str) -> list[tuple[str, Any]]:
+    """Return the paths and values of all entries that are not tensors."""
     match state:
         case {"$tensor": _}:
             return []

@@ -1,4 +1,4 @@
-"""`echelon clean`: what runs hold on disk, and remove old ones."""
+"""`echelon clean`: show the disk space of runs, and remove old ones."""
 
 import time
 from collections.abc import Sequence
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import console
+from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
-from echelon.cli.runs import RUNS, AsJson, RunsDir, complete_run
+from echelon.cli.run_options import AsJson, RunsDir
 from echelon.client.manage.clusters import Places
 from echelon.core.units import counted, format_bytes, parse_duration
 from echelon.errors import ConflictError, UsageError
+from echelon.run.directory import RUNS
 from echelon.run.listing import find_run, list_runs
 
 if TYPE_CHECKING:

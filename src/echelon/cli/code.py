@@ -10,29 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import console
+from echelon.cli.announcement import announce_run
+from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK, START, SectionedCommand
 from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
 from echelon.cli.remote import There, execute, rerun_there
-from echelon.cli.runs import (
-    RUNS,
-    AsJson,
-    Follow,
-    Run,
-    RunsDir,
-    Trust,
-    Wait,
-    announce,
-    complete_run,
-)
+from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait
 from echelon.client.manage.clusters import cluster_of
 from echelon.client.remote.host_files import fetched
 from echelon.client.submit.requests import change_request
 from echelon.client.submit.target import choose_cluster
-from echelon.core.jobs import describe_job
+from echelon.core.jobs import LOCAL, describe_job
 from echelon.core.shell import LocalShell
 from echelon.run.attempts import attempts
-from echelon.run.directory import RunDir
+from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 from echelon.run.request import read_code, read_layer
 from echelon.spec.job_spec import JobSpec
@@ -44,7 +36,10 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 def diff_there(there: There) -> int:
-    """Compare the code of a run on another host: there with another run, here with the project."""
+    """Compare the code of a run on another host.
+
+    The comparison with another run is made there, and with the project on this machine.
+    """
     from echelon.client.code.code_diff import read_project_at, read_run  # noqa: PLC0415
     from echelon.client.code.code_listing import find_root  # noqa: PLC0415
 
@@ -126,23 +121,21 @@ def rerun(
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
     from echelon.client.submit.hosted import find_submitted  # noqa: PLC0415
     from echelon.client.submit.pipeline import check_again, prepare, submit  # noqa: PLC0415
     from echelon.client.submit.trust import read_script  # noqa: PLC0415
-    from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     read_script(found, os.environ, trust=trust)
     given = {**changes, "args": args or None}
     spec = _without_output(found, change_request(read_layer(found), given).spec)
     same_code = changes.get("snapshot") is None and read_code(found) is not None
-    here = any(one.job_id.startswith(PREFIX) for one in attempts(found))
+    here = any(one.job_id.startswith(LOCAL) for one in attempts(found))
     cluster = choose_cluster("local", runs_dir, tied=True) if here else cluster_of(found)
 
     checked = check_again(found, spec, cluster, same_code=same_code, run_id=new_id)
-    # One at a time: after a lost connection, the same call comes again, and the first may go on.
+    # After a lost connection, the same call is repeated while the first one may still be running.
     with hold_workdir(Path.cwd()) if new_id else contextlib.nullcontext():
         if new_id and (known := find_submitted(runs_dir / new_id)):
             console.print_json(known)
@@ -151,14 +144,14 @@ def rerun(
     if here:
         where = describe_job(started.job_id)
         console.note(f"{started.run.run_id}: running {spec.script} {where}")
-        raise typer.Exit(exit_code(follow_to_the_end(started.run, cluster)))
-    announce(started, as_json=as_json)
+        raise typer.Exit(follow_to_the_end(started.run, cluster))
+    announce_run(started.run.run_id, started.job_id, started.run.path, as_json=as_json)
     if wait or follow:
-        raise typer.Exit(exit_code(follow_run(started.run, cluster, show=follow, resubmit=True)))
+        raise typer.Exit(follow_run(started.run, cluster, show=follow, resubmit=True))
 
 
 def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
-    """Let the new run choose its output file, unless the request named one."""
+    """Remove the output file from a request unless the user named it: the new run has its own."""
     from echelon.client.manage.relocation import own_output  # noqa: PLC0415
 
     return replace(spec, output="") if spec.output == own_output(run) else spec

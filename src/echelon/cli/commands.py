@@ -1,6 +1,6 @@
 """All commands, and the module of each: loading one does not load the others.
 
-A command that another machine executes pays for its start twice, there and here.
+A fast start matters twice for a command on a login host: it starts on both machines.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """Shell completion: its scripts, and the words that it offers.
 
-The user waits for these at the prompt, so they load nothing heavy, offer only what is known
+The user waits at the prompt, so completions import nothing slow, offer only what is known
 immediately, and print no errors.
 """
 
@@ -9,8 +9,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import typer
+
 from echelon.cli import console
 from echelon.errors import EchelonError, UsageError
+from echelon.run.listing import list_runs, list_sweeps
 
 SHELLS = ("bash", "zsh", "fish")
 FLAGS = ("--show-completion", "--install-completion")
@@ -69,6 +72,25 @@ def complete_script(incomplete: str) -> list[str]:
     return [path for path in found if path.startswith(incomplete)]
 
 
+def complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the runs of this machine, then those on hosts, each with the newest first."""
+    from echelon.client.remote.register import read_register  # noqa: PLC0415
+
+    elsewhere = [one.run for one in reversed(read_register(os.environ))]
+    here = [run.run_id for run in reversed(list_runs(_runs_dir(context)))]
+    return offer(["last", *here, *elsewhere])(incomplete)
+
+
+def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the sweeps of this machine, the newest first."""
+    found = reversed(list_sweeps(_runs_dir(context)))
+    return offer(["last", *(sweep.sweep_id for sweep in found)])(incomplete)
+
+
+def _runs_dir(context: typer.Context) -> Path:
+    return Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
+
+
 def complete_partition(incomplete: str) -> list[str]:
     """Offer the partitions of the cluster, if it responds immediately."""
     from echelon.clusters.slurm.survey import list_partitions  # noqa: PLC0415
@@ -78,7 +100,7 @@ def complete_partition(incomplete: str) -> list[str]:
         names = list_partitions(LocalShell(), os.environ)
     except (EchelonError, OSError):
         return []
-    return [name for name in names if name.startswith(incomplete)]
+    return offer(names)(incomplete)
 
 
 def complete_rule(incomplete: str) -> list[str]:

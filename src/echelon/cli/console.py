@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from unicodedata import combining, east_asian_width
 
-from echelon.core.notes import is_terminal as is_terminal  # noqa: PLC0414  likewise
-from echelon.core.notes import note as note  # noqa: PLC0414  used as console.note
+from echelon.core.notes import is_terminal as is_terminal  # noqa: PLC0414  for importers
+from echelon.core.notes import note as note  # noqa: PLC0414  for importers
 from echelon.core.records import render_json
 from echelon.core.terminal_escape import in_one_line, visible
 from echelon.errors import EchelonError
@@ -19,20 +19,16 @@ _NARROWEST = 4
 
 def print_json(value: Any) -> None:
     """Print a result as JSON."""
-    _print(render_json(value, indent=2))
+    print_raw(render_json(value, indent=2))
 
 
 def print_result(text: str) -> None:
     """Print a result as text, with control characters escaped."""
-    _print(visible(text))
+    print_raw(visible(text))
 
 
 def print_raw(text: str) -> None:
     """Print text unchanged, including control characters."""
-    _print(text)
-
-
-def _print(text: str) -> None:
     try:
         print(text)  # noqa: T201
     except OSError as error:
@@ -47,7 +43,7 @@ def print_file(text: str) -> None:
 
 
 def flush() -> None:
-    """Let a program that reads our output see all of it now."""
+    """Write buffered output, so that a program that reads it does not wait."""
     if sys.stdout:  # None when it was closed (>&-)
         sys.stdout.flush()
 
@@ -59,7 +55,7 @@ def can_ask() -> bool:
 
 def ask(question: str, choices: Sequence[str], default: str) -> str:
     """Ask until the answer is one of the choices; Enter is the default."""
-    import typer  # noqa: PLC0415  as below: no command shall wait for what it does not use
+    import typer  # noqa: PLC0415  slow to load
 
     from echelon.spec.readers import nearest  # noqa: PLC0415
 
@@ -77,7 +73,7 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     """Print columns: with a rule below the header in a terminal, plain elsewhere."""
     cells = [[in_one_line(cell) for cell in row] for row in rows]
     shown = [headings, *cells] if any(headings) else cells
-    # A pipe has no width: lines that a program reads must not be cut.
+    # Lines in a pipe must not be cut: a program reads them.
     width = shutil.get_terminal_size().columns if is_terminal() else 0
     print_result("\n".join(render_table(shown, width=width, header=any(headings))))
 

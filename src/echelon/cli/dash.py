@@ -15,23 +15,26 @@ from typing import Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import There
-from echelon.cli.runs import RUNS, RunsDir, complete_run
+from echelon.cli.run_options import RunsDir
 from echelon.client.remote.remote_calls import keep_trying, open_host, start, talking
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError
+from echelon.run.directory import RUNS
 from echelon.run.listing import find_run
 
 app = typer.Typer(rich_markup_mode=None)
 
 _HOST = "127.0.0.1"
 _TAKEN = -1
-"""The port is in use there."""
+"""Stands for the exit code if the port is in use on the other host."""
 _TRIES = 5
-"""How many ports are tried, which may be in use on the other host."""
+"""How many ports are tried: each may be in use on the other host."""
 _LEAST_TOKEN, _MOST_TOKEN = 24, 200
+"""Number of characters of a token."""
 
 
 def dash_there(there: There) -> int:
@@ -45,11 +48,11 @@ def dash_there(there: There) -> int:
 
 
 def _connect(there: There) -> int:
-    """Serve the page until the connection breaks, at an address of this connection alone.
+    """Serve the page until the connection breaks, at an address for this connection only.
 
-    Once it is broken, another user of this machine can listen on the port, to which the browser
-    still sends the token. So the next connection has another token, and another port, because pages
-    from one address share what they know.
+    After that, another user of this machine can listen on the port, and the browser still sends
+    the token there. So the next connection has another token. It also has another port, because
+    pages from one address share their stored data.
 
     The page accepts only its own address, so the port is the same on both machines.
     """
@@ -68,17 +71,17 @@ def _show_there(there: There, port: int, *, last: bool) -> int:
     words = [f"--port={port}", *there.words()[1:]]
     words = [word for word in words if not word.startswith("--port=0")]
     connection = open_host(there.site).connection
-    said: list[str] = []
+    messages: list[str] = []
     try:
         with talking(start(there.site, ["dash", *words], attached=True)) as talk:
             for kind, value in talk.frames():
                 if kind == "end":
-                    if not last and f"cannot listen on port {port}" in "".join(said):
+                    if not last and f"cannot listen on port {port}" in "".join(messages):
                         return _TAKEN
-                    console.note("".join(said).rstrip())
+                    console.note("".join(messages).rstrip())
                     return int(value)
                 if kind == "out":
-                    connection.forward(port, port)
+                    connection.forward(port)
                     console.print_result(value.rstrip())
                     console.flush()
                     console.note(
@@ -86,9 +89,9 @@ def _show_there(there: There, port: int, *, last: bool) -> int:
                         "broken connection; press Ctrl-C to quit"
                     )
                 else:
-                    said.append(value)
+                    messages.append(value)
     finally:
-        connection.cancel_forward(port, port)
+        connection.cancel_forward(port)
     return 0
 
 
@@ -144,9 +147,10 @@ def dash(
     console.note("press Ctrl-C to quit")
     # Threads that read files would otherwise delay each request by up to 5 ms per switch.
     sys.setswitchinterval(0.0005)
-    # The other half is for files that the page reads and for connections that are closing.
+    # Half of the open files are for connections. The page's own files and closing connections need
+    # the others.
     room = Room(most=min(MOST, raise_file_limit() // 2))
-    page = make_app(Path(runs_dir), gate, over=lambda: server.should_exit)
+    page = make_app(runs_dir, gate, over=lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(
             page,

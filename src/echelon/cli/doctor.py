@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +15,13 @@ import typer
 from echelon.cli import console
 from echelon.cli.help import CHECK, SectionedCommand
 from echelon.cli.options import takes_keys
-from echelon.cli.runs import RUNS, AsJson, RunsDir
+from echelon.cli.run_options import AsJson, RunsDir
 from echelon.core.atomic_file import make_private
 from echelon.core.nodes import expand
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
+from echelon.run.directory import RUNS
+from echelon.spec.conflicts import TYPED
 from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
@@ -33,8 +35,6 @@ _NODE_KEYS = (
     *("nodelist", "exclude", "cpus_per_task", "mem", "time", "python", "venv", "slurm.extra"),
 )
 """Keys that select the nodes to examine."""
-_SAID_NOW = ("flags", "--set")
-"""A node count from a project file applies to training jobs; it does not make the doctor a job."""
 
 
 @app.command(cls=SectionedCommand, rich_help_panel=CHECK)
@@ -72,13 +72,14 @@ def doctor(
 
 
 def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
-    """Let the login host examine the nodes; it does not see our files."""
+    """Run the doctor on the login host; it gets the settings as options, not as files."""
     from echelon.cli.remote import forward  # noqa: PLC0415
     from echelon.client.remote.remote_calls import make_site  # noqa: PLC0415
 
     site = make_site(request, Path.cwd(), None)
-    assert site is not None, "the caller knows that it has a host"
-    skipped = () if request.origins["nodes"] in _SAID_NOW else ("nodes",)
+    assert site is not None, "only a request with a host is examined there"
+    # A node count from a project file is for training jobs: it does not make the doctor a job.
+    skipped = () if request.origins["nodes"] in TYPED else ("nodes",)
     settings = [
         f"--set={key}={KEYS[key].show(request.spec)}"
         for key in _NODE_KEYS
@@ -145,7 +146,7 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)
         if made:
-            with contextlib.suppress(OSError):  # not empty any more
+            with contextlib.suppress(OSError):  # it is not empty any more
                 runs.rmdir()
 
 
@@ -154,11 +155,11 @@ def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str,
     """Hold the requested nodes; yield the environment of a process in their allocation."""
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
 
-    asked = request.origins["nodes"] in _SAID_NOW
+    asked = request.origins["nodes"] in TYPED
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
         yield fit_allocation(request.spec, environ, asked=asked)[1]
-    elif asked or request.origins["nodelist"] in _SAID_NOW:
-        with _allocate(count_nodes(request.spec, asked=asked), environ, _progress) as held:
+    elif asked or request.origins["nodelist"] in TYPED:
+        with _allocate(count_nodes(request.spec, asked=asked), environ) as held:
             yield held
     else:
         yield environ
@@ -173,20 +174,18 @@ def count_nodes(spec: JobSpec, *, asked: bool) -> JobSpec:
 
 
 @contextlib.contextmanager
-def _allocate(
-    spec: JobSpec, environ: Mapping[str, str], tell: Callable[[str], None]
-) -> Iterator[Mapping[str, str]]:
+def _allocate(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
-    if problems := SlurmCluster(LocalShell(), environ, tell=tell).problems(spec):
+    if problems := SlurmCluster(LocalShell(), environ, tell=_progress).problems(spec):
         raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
-    with hold_nodes(spec, LocalShell(), environ, tell=tell) as held:
+    with hold_nodes(spec, LocalShell(), environ, tell=_progress) as held:
         yield held
 
 
 def choose_interpreter(spec: JobSpec, environ: Mapping[str, str]) -> str:
-    """Return the Python that ranks would use: --python, that of an environment, or our own."""
+    """Return the Python of the ranks: --python, the environment's, or the one of this process."""
     if spec.python:
         found = shutil.which(spec.python, path=environ.get("PATH"))
         return str(Path(found or spec.python).absolute())

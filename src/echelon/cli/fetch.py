@@ -8,12 +8,13 @@ import typer
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import ClusterName, HostName
-from echelon.cli.runs import RUNS, Run
+from echelon.cli.run_options import Run
 from echelon.client.manage.locate import locate
 from echelon.client.remote.host_files import bring_files
 from echelon.client.remote.remote_calls import Progress
 from echelon.core.units import counted, format_bytes
 from echelon.errors import UsageError
+from echelon.run.directory import RUNS
 
 app = typer.Typer(rich_markup_mode=None)
 

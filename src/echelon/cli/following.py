@@ -12,10 +12,14 @@ from datetime import datetime
 from pathlib import Path
 
 from echelon.cli import console
-from echelon.client.manage.waiting import keeping_run, wait_for_own_run, wait_for_run
+from echelon.client.manage.waiting import (
+    exit_code,
+    keeping_run,
+    wait_for_own_run,
+    wait_for_run,
+)
 from echelon.clusters.base import Cluster
 from echelon.core.frozen import frozen
-from echelon.core.jobs import Job
 from echelon.core.records import MOST_RANKS
 from echelon.core.terminal_escape import in_one_line, is_redrawn, settled
 from echelon.core.units import parse_duration
@@ -49,8 +53,8 @@ def follow_run(
     raw: bool = False,
     position: "Position | None" = None,
     clock: Clock = CLOCK,
-) -> Job:
-    """Wait until a run ends, over all its jobs.
+) -> int:
+    """Wait until a run ends, over all its jobs, and return the command's exit code.
 
     Args:
         run: the run.
@@ -59,20 +63,17 @@ def follow_run(
         choice: print only these lines.
         resubmit: submit the next attempt when the run's own jobs cannot.
         raw: print control characters unchanged.
-        position: where to begin, and what to call with how far the output was printed.
+        position: where the output begins, and where its progress is reported.
         clock: the clock.
-
-    Returns:
-        its last job.
     """
     screen = _Screen(run, choice, raw=raw, position=position) if show else None
     with keeping_run(run.run_id):
-        return wait_for_run(run, cluster, screen, resubmit=resubmit, clock=clock)
+        return exit_code(wait_for_run(run, cluster, screen, resubmit=resubmit, clock=clock))
 
 
-def follow_to_the_end(run: RunDir, cluster: Cluster, clock: Clock = CLOCK) -> Job:
+def follow_to_the_end(run: RunDir, cluster: Cluster, clock: Clock = CLOCK) -> int:
     """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    return wait_for_own_run(run, cluster, _Screen(run), clock)
+    return exit_code(wait_for_own_run(run, cluster, _Screen(run), clock))
 
 
 def print_logs(run: RunDir, choice: "Choice", *, raw: bool = False) -> bool:
@@ -85,9 +86,9 @@ class Choice:
     """Which lines of a run's output to print."""
 
     ranks: frozenset[int] = frozenset()
-    """Only of these ranks; empty for all."""
+    """Only lines of these ranks; empty for all."""
     tail: int | None = None
-    """Of what is there already, only so many lines."""
+    """Only so many of the lines that exist already; None for all."""
     since_s: float = 0.0
     """Only lines that were printed since then, in seconds since the epoch."""
 
@@ -110,7 +111,7 @@ def parse_ranks(texts: Sequence[str]) -> frozenset[int]:
     """Parse numbers and ranges of ranks, such as `0,4-7`.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: a text is neither.
     """
     found: set[int] = set()
     for part in ",".join(texts).split(",") if texts else ():
@@ -126,9 +127,9 @@ def parse_since(text: str, now_s: float) -> float:
     """Parse a time, or how long ago it was; return seconds since the epoch.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
-    if _AGO.fullmatch(text):  # without a unit, it could be minutes or seconds
+    if _AGO.fullmatch(text):  # a number without a unit is refused as ambiguous
         return now_s - (parse_duration(text) or 0)
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -140,7 +141,7 @@ def parse_since(text: str, now_s: float) -> float:
 
 
 def _check_ranks(run: RunDir, highest: int) -> None:
-    """Check that a rank has existed, if any has."""
+    """Check that a rank existed in some generation; a run that has not started passes."""
     sizes = [
         record.event.world_size
         for _, record in RunEvents(run).read()
@@ -156,10 +157,10 @@ def _check_ranks(run: RunDir, highest: int) -> None:
 
 @frozen
 class Position:
-    """How far a run's output was printed; a reader whose connection broke continues there."""
+    """How far a run's output was printed, so that it continues there after a lost connection."""
 
     tell: Callable[[Mapping[str, Mapping[str, int]]], None]
-    """Called whenever everything up to a position was printed."""
+    """Called with a position once everything before it was printed."""
     begin: Mapping[str, Mapping[str, int]] | None = None
     """The position to begin at."""
 
@@ -196,10 +197,10 @@ class _Screen:
             self._bar.hide()
         parts = [self._show_jobs, self._show_ranks]
         if over and self._run.verdict.exists():
-            # The job's output ends with why it failed: print it after the output of the ranks.
+            # The job's output ends with the cause of the failure: print it after the ranks' output.
             parts.reverse()
         found = [part(over=over) for part in parts]
-        self._last = None  # what comes from now on is printed in full
+        self._last = None  # later lines are printed in full
         if not over:
             self._bar.draw()
         if self._position:
@@ -228,7 +229,7 @@ class _Screen:
 
     def _show_ranks(self, *, over: bool) -> bool:
         found = False
-        # Lines without a recorded time are the newest, whatever our own clock says.
+        # Lines without a recorded time count as the newest, whatever this machine's clock says.
         lines: Iterable[Line] = self._logs.read(over=over, now_s=math.inf)
         if self._since_s:
             lines = (line for line in lines if line.time_s >= self._since_s)
@@ -238,8 +239,7 @@ class _Screen:
             self._bar.hide()
             self._print_labelled(line.rank, line.text)
             found = True
-        if sys.stdout:  # None when it was closed (>&-)
-            sys.stdout.flush()
+        console.flush()
         return found
 
     def _show_job(self, text: str, *, labelled: bool) -> bool:
@@ -292,7 +292,7 @@ class FoldedTracebacks:
                 pending[line.rank] = [line]
             else:
                 yield line
-        for block in pending.values():  # it may be continued in the next lines that are read
+        for block in pending.values():  # the rest of a traceback may follow with the next read
             yield from block
 
     def _shorten(self, block: list[Line]) -> list[Line]:
@@ -304,14 +304,14 @@ class FoldedTracebacks:
 
 
 def _own_text(line: Line) -> str:
-    """Return a line without the rank that torch puts before those of a traceback."""
+    """Return a line without the prefix `[rank3]:` that torch adds to tracebacks."""
     return line.text.removeprefix(f"[rank{line.rank}]: ").removeprefix(f"[rank{line.rank}]:")
 
 
 class _Bar:
-    """Training progress, in the last line of a terminal: what ranks report, or draw themselves.
+    """Training progress in the last line of a terminal: reported steps, or a rank's own bar.
 
-    Where there is no terminal, what they draw is printed now and then.
+    Without a terminal, a line with the bar is printed every few seconds.
     """
 
     def __init__(self, run: RunDir, logs: RunLogs) -> None:
@@ -325,7 +325,7 @@ class _Bar:
         if self._drawn and self._terminal:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-            self._drawn, self._next_s = False, 0.0  # a rank's bar may have ended
+            self._drawn, self._next_s = False, 0.0  # check soon whether a rank's bar has ended
 
     def draw(self) -> None:
         for record in self._metrics.read() if self._metrics else ():

@@ -1,7 +1,7 @@
 """Options of commands whose run may be on another host: `--cluster` and `--host`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -31,8 +31,8 @@ HostName = Annotated[
     ),
 ]
 
-_HERE = ("cluster", "host", "runs_dir", "run", "sweep")
-"""Parameters that are not passed on as they are."""
+_LOCAL = ("cluster", "host", "runs_dir", "run", "sweep")
+"""Parameters that are left out of the command line for a host."""
 
 
 def on_host(
@@ -41,8 +41,7 @@ def on_host(
     """Give a command `--cluster` and `--host`; if its run is on another host, execute it there.
 
     Args:
-        elsewhere: does so, and returns the exit code; by default, the same command line is executed
-            on the host.
+        elsewhere: executes it there; by default, with the same command line.
     """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,21 +66,25 @@ def on_host(
                 host=host,
                 here=_is_named(context, "runs_dir"),
             )
-            code = route(command, elsewhere, given)
-            if code is not None:
-                raise typer.Exit(code)
-            command(**values)
+            raise typer.Exit(route(command, elsewhere, given))
 
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        return run
+        return with_parameters(run, command, parameters)
 
     return wrap
 
 
+def with_parameters(
+    run: Callable[..., None], command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give `run` the name and help of a command, and the parameters that typer reads."""
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
 def empty_option(name: str) -> UsageError:
-    """Return the error about an option whose value is empty, mostly a variable that is not set."""
+    """Return the error for an empty value, which mostly comes from an unset variable."""
     return UsageError(f"--{name} is empty", hint=f"name one, or remove the option --{name}")
 
 
@@ -91,12 +94,12 @@ def _is_named(context: typer.Context, name: str) -> bool:
 
 
 def render_line(context: typer.Context) -> list[str]:
-    """Return the options and arguments that were given, without the run and where it is."""
+    """Return the options and arguments that were given, without the run and its host."""
     options: list[str] = []
     arguments: list[str] = []
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
-        if one.name in _HERE or source is None or source.name != "COMMANDLINE":
+        if one.name in _LOCAL or source is None or source.name != "COMMANDLINE":
             continue
         value = context.params[one.name or ""]
         values = list(value) if isinstance(value, list | tuple) else [value]

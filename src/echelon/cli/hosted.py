@@ -1,7 +1,8 @@
-"""The side of a command that runs on the login host, for a user who gave it on another machine.
+"""Executes a command on the login host for a user of another machine.
 
-It answers on stdout: first a line that marks its start, then frames (lines of JSON) with what the
-command prints, how far a run's output was printed, and the exit code; or a stream of its own.
+The answer on stdout begins with a line that marks its start. Then come frames: lines of JSON with
+the command's output, how far a run's output was printed, and the exit code. Commands that transfer
+files use a two-way stream instead.
 """
 
 import contextlib
@@ -22,28 +23,28 @@ from echelon.errors import EchelonError, NotFoundError, UsageError
 
 def main(word: str) -> NoReturn:
     """Run a call, and exit with its code."""
-    # In the terminal of the other machine, it is an argument: the input is what the user types.
+    # With a terminal, stdin is the user's input, so the call is an argument.
     source = PatientFile(0)
     reader = io.BufferedReader(source)
     call = Call.decode(word or reader.readline().decode())
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Without a last word: to the other side, the connection is lost.
+        # Exit without a last frame, so that the other machine sees a lost connection.
         signal.signal(number, lambda _number, _frame: os._exit(LOST))
     for name in ("ECHELON_RUNS_DIR", "ECHELON_CONFIG"):
-        os.environ.pop(name, None)  # meant for commands that are given on this machine
+        os.environ.pop(name, None)  # they are for commands of this machine's own users
     if call.columns:
         os.environ |= {"COLUMNS": str(call.columns), "LINES": str(call.lines)}
     if call.terminal and not call.framed:
-        sys.exit(_run(call))  # in a terminal of its own
+        sys.exit(_run(call))  # ssh provides a terminal
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints to it now must not be taken for the answer
+    os.dup2(2, 1)  # other output must not be mistaken for the answer
     answer.write(MARK)
     answer.flush()
     if not call.framed:
-        source.patience_s = call.patience_s  # it may hold a lock that others wait for
+        source.patience_s = call.patience_s  # other commands may wait for a lock of this one
         sys.exit(_serve(call, reader, answer))
     if call.attached:
-        threading.Thread(target=_leave_with_the_other_side, daemon=True).start()
+        threading.Thread(target=_exit_on_disconnect, daemon=True).start()
     frames = Frames(answer)
     sys.stdout = Framed(frames, "out", terminal=call.terminal)
     sys.stderr = Framed(frames, "err", terminal=call.terminal)
@@ -55,10 +56,10 @@ def main(word: str) -> NoReturn:
     finally:
         with contextlib.suppress(OSError):
             frames.send("end", code)
-        os._exit(code)  # without waiting for the thread that reads
+        os._exit(code)  # do not wait for the thread that reads
 
 
-def _leave_with_the_other_side() -> None:
+def _exit_on_disconnect() -> None:
     while os.read(0, 1 << 10):
         pass
     os.kill(os.getpid(), signal.SIGHUP)
@@ -72,7 +73,7 @@ def _run(call: Call, frames: "Frames | None" = None) -> int:
         return 0
     try:
         if call.argv[0] == "doctor":
-            make_private(expand(call.folder))  # it needs no project
+            make_private(expand(call.folder))  # the doctor needs no project there
         os.chdir(_find_folder(call.folder))
         if call.argv[0] == FOLLOW and frames is not None:
             return _follow(json.loads(call.argv[1]), frames)
@@ -86,10 +87,10 @@ def _run(call: Call, frames: "Frames | None" = None) -> int:
 
 
 def expand(folder: str) -> Path:
-    """Return a folder's path, with the home directory on this machine.
+    """Return a folder's path, with `~` replaced by the home directory.
 
     Raises:
-        UsageError: it is that of an unknown user.
+        UsageError: the path names the home directory of an unknown user.
     """
     try:
         return Path(folder).expanduser()
@@ -117,7 +118,11 @@ class Frames:
         self.sent = 0
 
     def send(self, kind: str, value: Any) -> None:
-        """Send one; the reader may be gone."""
+        """Send a frame.
+
+        Raises:
+            OSError: the connection is closed.
+        """
         with self._lock:
             self._answer.write(json.dumps([kind, value]).encode() + b"\n")
             self._answer.flush()
@@ -125,7 +130,7 @@ class Frames:
 
 
 class Framed(io.TextIOBase):
-    """A text stream whose lines travel in frames."""
+    """A text stream that sends its lines in frames."""
 
     encoding = "utf-8"
 
@@ -134,20 +139,20 @@ class Framed(io.TextIOBase):
         self._left: list[str] = []
 
     def write(self, text: str) -> int:
-        """Keep text until a line ends."""
+        """Buffer text until a line ends."""
         self._left.append(text)
         if "\n" in text:
             self.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Send what was kept."""
+        """Send the buffered text."""
         if text := "".join(self._left):
             self._left.clear()
             self._frames.send(self._kind, text)
 
     def isatty(self) -> bool:
-        """Tell whether the other side shows it in a terminal."""
+        """Tell whether the output is shown in a terminal."""
         return self._terminal
 
     def writable(self) -> bool:
@@ -157,35 +162,32 @@ class Framed(io.TextIOBase):
 def _follow(wanted: dict[str, Any], frames: Frames) -> int:
     from echelon.cli.following import Choice, Position, follow_run  # noqa: PLC0415
     from echelon.client.manage.clusters import cluster_of  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
 
-    told = 0
+    reported = 0
 
     def tell(position: object) -> None:
-        nonlocal told
+        nonlocal reported
         sys.stdout.flush()
         sys.stderr.flush()
-        if frames.sent != told:
+        if frames.sent != reported:
             frames.send("at", position)
-            told = frames.sent
+            reported = frames.sent
 
     run = find_run(Path("runs"), wanted["run"])
-    return exit_code(
-        follow_run(
-            run,
-            cluster_of(run),
-            show=wanted["show"],
-            choice=Choice.of(run, rank=wanted["rank"], tail=wanted["tail"], since=wanted["since"]),
-            resubmit=wanted["resubmit"],
-            raw=wanted["raw"],
-            position=Position(tell=tell, begin=wanted["begin"]),
-        )
+    return follow_run(
+        run,
+        cluster_of(run),
+        show=wanted["show"],
+        choice=Choice.of(run, rank=wanted["rank"], tail=wanted["tail"], since=wanted["since"]),
+        resubmit=wanted["resubmit"],
+        raw=wanted["raw"],
+        position=Position(tell=tell, begin=wanted["begin"]),
     )
 
 
 def _serve(call: Call, reader: "io.BufferedReader[PatientFile]", answer: IO[bytes]) -> int:
-    """Answer with a stream of its own; the other side gets errors too."""
+    """Answer with a two-way stream, which also reports errors."""
     from echelon.cli.main import explain  # noqa: PLC0415
 
     stream = Stream(reader, answer, peer="the other machine")  # type: ignore[arg-type]

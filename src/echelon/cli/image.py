@@ -10,7 +10,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.options import takes_keys
-from echelon.cli.runs import AsJson
+from echelon.cli.run_options import AsJson
 from echelon.core.shell import LocalShell
 from echelon.core.units import format_bytes
 from echelon.errors import NotFoundError

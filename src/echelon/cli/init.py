@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
-_BESIDE = (".venv", "venv", "env")
+_VENV_NAMES = (".venv", "venv", "env")
 """Usual directory names of virtual environments."""
 _LOOK = 200_000
 """Characters of a file that are read to recognise a training script."""
@@ -138,7 +138,7 @@ def _ask_slurm(shell: Shell, environ: Mapping[str, str]) -> "Survey | None":
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name
+    except (KeyError, OSError):  # the user's number has no name
         return str(os.geteuid())
 
 
@@ -150,7 +150,7 @@ def _look_at_machine(shell: Shell) -> "Machine":
         try:
             shown = shell.run(["nvidia-smi", "--list-gpus"], timeout_s=15).stdout
         except EchelonError:
-            shown = ""  # a hanging driver is for `echelon doctor` to report
+            shown = ""  # `echelon doctor` reports a hanging driver
         gpus = sum(line.startswith("GPU ") for line in shown.splitlines())
     return Machine(cpus=count_cpus(), gpus=gpus)
 
@@ -181,7 +181,7 @@ def _find_environment(folder: Path, environ: Mapping[str, str]) -> "Environment 
         return Environment(key="venv", value=value, why="the active environment")
     if conda not in ("", "base") and conda.isprintable():
         return Environment(key="conda", value=conda, why="the active environment")
-    for name in _BESIDE:
+    for name in _VENV_NAMES:
         if (folder / name / "bin/activate").is_file():
             return Environment(key="venv", value=name, why="the environment in this directory")
     return None

@@ -117,7 +117,8 @@ def lint(
     known = baseline or (
         os.path.relpath(Path(source).parent / choice.baseline) if choice.baseline else ""
     )
-    scripts = [_Script(path) for path in list_scripts(files)]
+    paths = list_scripts(files)
+    scripts = [_Script(path) for path in paths if len(paths) == 1 or not _is_empty(path)]
     if diff or fix:
         _fix(scripts, choice, save=not diff)
     found = list(dict.fromkeys(_lint_all(scripts)))  # two jobs can start the same Python script
@@ -279,6 +280,14 @@ def _named_from(baseline: str) -> Callable[[str], str]:
 def _read_line(path: str, number: int) -> str:
     lines = Path(path).read_text(errors="replace").split("\n") if path != "-" else []
     return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _is_empty(path: str) -> bool:
+    """Tell whether one of several files is empty, and mention it."""
+    if path == "-" or not Path(path).is_file() or Path(path).stat().st_size:
+        return False
+    console.note(f"warning: {path} is empty")
+    return True
 
 
 def _read(path: str) -> str:

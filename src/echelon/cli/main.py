@@ -26,7 +26,7 @@ def main() -> NoReturn:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda n, _frame: sys.exit(128 + n))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # A rank may print characters that this terminal cannot show; that must not end a run.
+        # A character that the terminal cannot show must not end the command: ranks print any.
         sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
@@ -41,8 +41,7 @@ def run(arguments: list[str]) -> int:
             from echelon.cli.app import call  # noqa: PLC0415  typer is slow to load
 
             code = call(arguments)
-        if sys.stdout:  # None when it was closed (>&-)
-            sys.stdout.flush()
+        console.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -69,7 +68,7 @@ def _reader_left() -> int:
 
 
 def _discard_output() -> None:
-    """Discard what is still buffered: Python would try to write it at its end."""
+    """Discard buffered output, which Python would otherwise write when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -97,20 +96,20 @@ def _explain_files(error: OSError) -> EchelonError:
         )
     path = error.filename
     what = path or ("" if _can_print() else "standard output")
-    said = f"{what}: {error.strerror}" if what else str(error)
+    message = f"{what}: {error.strerror}" if what else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space (df -h, quota), or use another directory"
-        return UnavailableError(said, hint=hint)
+        return UnavailableError(message, hint=hint)
     hint = "show where it failed: echelon --debug …"
     if path:
         hint = f"check its owner and mode: ls -ld {shlex.quote(str(path))}"
     return (NotPermittedError if isinstance(error, PermissionError) else UnavailableError)(
-        said, hint=hint
+        message, hint=hint
     )
 
 
 def _can_print() -> bool:
-    """Tell whether standard output takes what was printed; a failed write is tried again."""
+    """Tell whether buffered output can be written to standard output; discard it if not."""
     try:
         console.flush()
     except OSError:

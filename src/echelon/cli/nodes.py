@@ -9,6 +9,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import CHECK
+from echelon.cli.run_options import AsJson
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def nodes(
         str,
         typer.Option(metavar="NODES", help="Allow these nodes again; or all.", show_default=False),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the nodes that jobs avoid, and why.
 
@@ -85,7 +86,7 @@ def _clusters(wanted: str) -> list[str]:
 
 
 def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict[str, "BadNode"]]:
-    """Record that nodes are allowed again; return them as they were."""
+    """Record that nodes are allowed again; return their entries from before."""
     from echelon.core.nodes import expand  # noqa: PLC0415
     from echelon.run.node_record import NodeEvent, append_entries, record_path  # noqa: PLC0415
 
@@ -102,7 +103,7 @@ def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict
     }
     for cluster, found in forgiven.items():
         path = record_path(cluster, os.environ)
-        assert path is not None, "it was read from there"
+        assert path is not None, "the nodes were read from this record"
         if found:
             append_entries(path, [NodeEvent(kind="forgiven", node=name) for name in found])
     return forgiven

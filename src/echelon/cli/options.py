@@ -15,7 +15,8 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
-from echelon.cli.host_options import empty_option
+from echelon.cli.host_options import empty_option, with_parameters
+from echelon.cli.run_options import AsJson
 from echelon.client.submit.requests import read_request
 from echelon.errors import UsageError
 from echelon.spec import readers
@@ -70,7 +71,7 @@ def takes_keys(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def takes_changes(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag per key; it gets them as `changes`, for `change_request`."""
+    """Give a command one flag per key; it receives the values as `changes`."""
     others = ("script", "args", "config", "cluster", "host", "source")
     flags = [p for p in _parameters() if p.name not in others]
     return _take(command, flags, name="changes", read=dict)
@@ -90,19 +91,14 @@ def _take(
     name: str = "request",
     read: Callable[[Mapping[str, Any]], object] = _read,
 ) -> Callable[..., None]:
-    """Add flags to a command's parameters; what is read from them replaces the one of that name."""
+    """Add flags to a command's parameters; `read` turns their values into the parameter `name`."""
     own = [p for p in inspect.signature(command).parameters.values() if p.name != name]
-    parameters = [*flags, *own]
 
     def run(**values: Any) -> None:
         mine = {p.name: values.pop(p.name) for p in own}
         command(**{name: read(values)}, **mine)
 
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    return with_parameters(run, command, [*flags, *own])
 
 
 def _parameters() -> list[inspect.Parameter]:
@@ -148,10 +144,12 @@ def _parameters() -> list[inspect.Parameter]:
         help="Take #SBATCH lines, script and arguments from a job script.",
         rich_help_panel=CONFIGURATION,
     )
+    flags = [key for key in KEYS.values() if not key.is_argument]
+    flags.sort(key=lambda key: (SECTIONS.index(key.section), key.rank))  # as in the help text
     return [
         _parameter("script", str, script, default=""),
         _parameter("args", list[str] | None, args),
-        *map(_flag, _keys_in_help()),
+        *map(_flag, flags),
         _parameter("config", Path | None, config),
         _parameter("cluster", str | None, cluster),
         _parameter("host", str | None, host),
@@ -165,12 +163,6 @@ def _parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspec
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
-
-
-def _keys_in_help() -> list[Key]:
-    """Return the keys that have a flag, in the order of the help text."""
-    flags = [key for key in KEYS.values() if not key.is_argument]
-    return sorted(flags, key=lambda key: (SECTIONS.index(key.section), key.rank))
 
 
 def _flag(key: Key) -> inspect.Parameter:
@@ -227,7 +219,7 @@ def config(
     everything: Annotated[
         bool, typer.Option("--all", help="Include keys with default values.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the merged request and the origin of each value.
 

@@ -11,6 +11,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import PREPARE
+from echelon.cli.run_options import AsJson
 from echelon.core.units import counted
 from echelon.errors import UsageError
 
@@ -63,7 +64,7 @@ def pack(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be packed, without packing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Pack a directory of images into one file that loads fast.
 
@@ -83,7 +84,7 @@ def pack(
     plans = [
         packing.make_plan(listing, targets[name], size=wanted) for name, listing in listings.items()
     ]
-    # Check all targets before packing the first: a conflict should not show up after an hour.
+    # Check all targets before packing the first: a conflict must not end the command after an hour.
     states = [_find_state(plan, force=force) for plan in plans]
     facts = []
     for plan, state in zip(plans, states, strict=True):
@@ -114,7 +115,7 @@ def _verify(path: Path, *, as_json: bool) -> None:
 
 
 def parse_size(text: str) -> tuple[int, int] | None:
-    """Return height and width."""
+    """Return height and width; None for an empty text."""
     if not text:
         return None
     words = text.lower().split("x")
@@ -217,7 +218,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     if not (sys.stderr and sys.stderr.isatty()):
         yield ProgressLines(name)
         return
-    from rich import progress as bars  # noqa: PLC0415  worth its 60 ms only where a bar is drawn
+    from rich import progress as bars  # noqa: PLC0415  takes 60 ms to load
     from rich.console import Console  # noqa: PLC0415
 
     columns = (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from echelon.cli import console
+from echelon.cli.announcement import announce_run, announce_sweep
 from echelon.client.manage.locate import find_site, locate
 from echelon.client.remote.remote_calls import (
     ask,
@@ -22,20 +23,18 @@ from echelon.client.remote.remote_calls import (
     unexpected,
 )
 from echelon.core.frozen import frozen
-from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
-    from echelon.client.submit.host_submission import QueuedThere
     from echelon.client.submit.pipeline import Request
     from echelon.clusters.ssh.site import Site
 
 _ANSWER_S = 30.0
 """Seconds that `ps` waits for the answers of hosts."""
 _LOGIN_S = 120.0
-"""Likewise, if ssh can ask the user for a password."""
+"""Seconds that `ps` waits if ssh can ask the user for a password."""
 COLUMNS = frozenset({"run", "state", "job", "nodes", "submitted"})
-"""What `ps` says about a run."""
+"""What `ps` has to print about a run."""
 
 Elsewhere = Callable[["There"], int]
 """Executes a command whose run is on another host, and returns the exit code."""
@@ -47,11 +46,11 @@ class Given(NamedTuple):
     values: Mapping[str, Any]
     """Its parameters, without those that name a host."""
     line: list[str]
-    """The command and its options and arguments, without the run and where it is."""
+    """The command, its options and its arguments, without the run and its host."""
     cluster: str
     host: str
     here: bool
-    """A directory of runs was named, which is one of this machine."""
+    """Whether `--runs-dir` was given: it names a directory of this machine."""
 
 
 @frozen
@@ -64,7 +63,7 @@ class There:
     values: Mapping[str, Any]
     """The command's parameters."""
     line: list[str]
-    """The command line, without the run and where it is."""
+    """The command line, without the run and its host."""
     command: Callable[..., object]
     """Executes it on this machine."""
 
@@ -79,8 +78,14 @@ class There:
         return [*head, "--", *named, *tail]
 
 
-def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Given) -> int | None:
-    """Execute a command where its run is; return its exit code, None if that is this machine."""
+def route(command: Callable[..., int | None], elsewhere: Elsewhere | None, given: Given) -> int:
+    """Execute a command where its run is, and return its exit code.
+
+    Args:
+        command: executes it on this machine.
+        elsewhere: executes it on another machine; by default, as it was given.
+        given: the command.
+    """
     if given.here and (given.cluster or given.host):
         raise UsageError(
             "--runs-dir names a directory of this machine, not of a host",
@@ -93,7 +98,7 @@ def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Gi
     else:
         site, name = locate(name, given.values["runs_dir"], given.cluster, given.host, sweep=sweep)
     if site is None:
-        return None
+        return command(**given.values) or 0
     group = ["sweep"] if sweep else []
     there = There(
         site=site, run=name, values=given.values, line=[*group, *given.line], command=command
@@ -101,16 +106,16 @@ def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Gi
     return (elsewhere or execute)(there)
 
 
-# --- executing it there -----------------------------------------------------------------------
+# --- execute a command there ------------------------------------------------------------------
 
 
 def execute(there: There) -> int:
-    """Execute a command there, and print what it prints."""
+    """Execute a command there, and print its output."""
     return forward(there.site, there.words())
 
 
 def forward(site: "Site", argv: Sequence[str], *, attached: bool = False) -> int:
-    """Execute a command on a site's host; print what it prints, and return its exit code."""
+    """Execute a command on a site's host, print its output, and return its exit code."""
     with talking(start(site, argv, attached=attached)) as talk:
         for kind, value in talk.frames():
             if kind == "end":
@@ -147,7 +152,7 @@ def in_terminal(there: There) -> int:
     return keep_trying(show)
 
 
-# --- following --------------------------------------------------------------------------------
+# --- follow -----------------------------------------------------------------------------------
 
 
 def follow(
@@ -161,7 +166,7 @@ def follow(
     since: str = "",
     resubmit: bool = False,
 ) -> int:
-    """Wait for a run's end, and return its exit code; see `follow_run`."""
+    """Wait for the end of a run there, and return its exit code; see `follow_run`."""
     from echelon.client.manage.waiting import keeping_run  # noqa: PLC0415
 
     wanted = {"run": name, "show": show, "rank": list(rank), "raw": raw, "tail": tail}
@@ -182,7 +187,7 @@ def logs_there(there: There) -> int:
 
 
 def resume_there(there: There) -> int:
-    """Resume a run; following it is a step of its own, which may be repeated."""
+    """Resume a run. Following it is a separate step, which is repeated after a lost connection."""
     code = forward(there.site, there.words("--wait", "--follow"))
     if code == 0 and (there.values["wait"] or there.values["follow"]):
         return follow(there.site, there.run, show=there.values["follow"], resubmit=True)
@@ -202,13 +207,13 @@ def rerun_there(there: There) -> int:
             f"the project was not sent to {there.site.host} again",
             hint="to execute it as it is now: echelon submit",
         )
-    asked = there.run
-    if asked == "last":
-        asked = str(ask(there.site, ["status", "--json", "--", asked], ["run"])["run"])
-    new_id = name_run(asked.rpartition("-")[0] or asked)
+    old_id = there.run
+    if old_id == "last":
+        old_id = str(ask(there.site, ["status", "--json", "--", old_id], ["run"])["run"])
+    new_id = name_run(old_id.rpartition("-")[0] or old_id)
     root, _ = find_root(Path.cwd(), None, LocalShell())
-    record_run(new_id, root, there.site, os.environ)  # first: the answer may be lost
-    words = replace(there, run=asked).words("--wait", "--follow", "--json")[1:]
+    record_run(new_id, root, there.site, os.environ)  # before the request: its answer may be lost
+    words = replace(there, run=old_id).words("--wait", "--follow", "--json")[1:]
     line = ["rerun", "--json", f"--new-id={new_id}", *words]
     try:
         found = keep_trying(lambda: ask(there.site, line, ["run", "job_id", "directory"]))
@@ -218,7 +223,9 @@ def rerun_there(there: There) -> int:
     except EchelonError:
         forget_run(new_id, os.environ)
         raise
-    announce(there.site, found, as_json=there.values["as_json"])
+    as_json = there.values["as_json"]
+    host = there.site.host
+    announce_run(found["run"], found["job_id"], found["directory"], host=host, as_json=as_json)
     if there.values["wait"] or there.values["follow"]:
         return follow(there.site, found["run"], show=there.values["follow"], resubmit=True)
     return 0
@@ -246,30 +253,25 @@ def submit_there(
         console.note(f"not checked on {request.merged.host}, because nothing was sent there")
         return 0
     queued = send(prepare_for_host(checked))
+    host = queued.site.host
     if checked.table is not None:
-        _announce_sweep(queued, len(checked.table.tasks), as_json=as_json)
+        announce_sweep(
+            queued.run_id,
+            len(checked.table.tasks),
+            queued.arrays,
+            queued.directory,
+            host=host,
+            as_json=as_json,
+        )
         return _wait_for_sweep(queued.site, queued.run_id) if wait else 0
-    found = {"run": queued.run_id, "job_id": queued.job_id, "directory": queued.directory}
-    announce(queued.site, found, as_json=as_json)
+    announce_run(queued.run_id, queued.job_id, queued.directory, host=host, as_json=as_json)
     if wait or show:
         return follow(queued.site, queued.run_id, show=show, resubmit=True)
     return 0
 
 
-def _announce_sweep(queued: "QueuedThere", count: int, *, as_json: bool) -> None:
-    """Print a sweep that was submitted there."""
-    sweep, host = queued.run_id, queued.site.host
-    if as_json:
-        facts = {"sweep": sweep, "tasks": count, "arrays": list(queued.arrays)}
-        console.print_json({**facts, "directory": queued.directory, "host": host})
-        return
-    console.print_result(sweep)
-    what = f"queued {counted(count, 'task')} as job array {', '.join(queued.arrays)} on {host}"
-    console.note(f"{what}; show them: echelon sweep status {sweep}")
-
-
 def resume_sweep_there(there: There) -> int:
-    """Resume a sweep; waiting for it is a step of its own, which may be repeated."""
+    """Resume a sweep. Waiting for it is a separate step, repeated after a lost connection."""
     code = forward(there.site, there.words("--wait"))
     return _wait_for_sweep(there.site, there.run) if code == 0 and there.values["wait"] else code
 
@@ -282,38 +284,23 @@ def _wait_for_sweep(site: "Site", sweep: str) -> int:
     return wait_for_tasks(host_sweep_jobs(site, sweep), sweep)
 
 
-def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:
-    """Print a run that was submitted there."""
-    if as_json:
-        console.print_json({**found, "host": site.host})
-        return
-    console.print_result(found["run"])
-    console.note(
-        f"queued as Slurm job {found['job_id']} on {site.host}; "
-        f"follow the output: echelon logs -f {found['run']}"
-    )
+def on_fetched_files(there: There) -> int:
+    """Execute a command that writes files on this machine, with the run's fetched files."""
+    from echelon.client.remote.host_files import fetched  # noqa: PLC0415
 
-
-def with_files(*patterns: str) -> Callable[[There], int]:
-    """Return how to execute a command here, on files of the run: it writes to this machine."""
-
-    def run(there: There) -> int:
-        from echelon.client.remote.host_files import fetched  # noqa: PLC0415
-
-        with fetched(there.site, there.run, patterns) as runs:
-            there.command(**{**there.values, "run": "last", "runs_dir": runs})
-        return 0
-
-    return run
+    with fetched(there.site, there.run, []) as runs:
+        there.command(**{**there.values, "run": "last", "runs_dir": runs})
+    return 0
 
 
 # --- all runs ---------------------------------------------------------------------------------
 
 
 def list_elsewhere(options: Sequence[str] = ()) -> list[tuple["Site", list[dict[str, Any]]]]:
-    """Return the runs on hosts that this project was submitted to; note those without an answer.
+    """Return the runs on the hosts that this project was submitted to.
 
-    All hosts are asked at the same time. `options` are those of `ps`.
+    All hosts are asked at the same time, with these options of `ps`. A note names each host that
+    does not answer.
     """
     from echelon.client.remote.register import is_inside, read_register  # noqa: PLC0415
 

@@ -9,12 +9,12 @@ import typer
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
-from echelon.cli.remote import There, execute, with_files
-from echelon.cli.runs import RUNS, Run, RunsDir
+from echelon.cli.remote import There, execute, on_fetched_files
+from echelon.cli.run_options import AsJson, Run, RunsDir
 from echelon.client.manage.clusters import Places
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
-from echelon.run.directory import RunDir
+from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 def report_there(there: There) -> int:
-    """Report on a run on another host; a page is written on this machine."""
-    return (with_files() if there.values["html"] else execute)(there)
+    """Report on a run on another host; an HTML file is written on this machine."""
+    return (on_fetched_files if there.values["html"] else execute)(there)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -34,7 +34,7 @@ def report(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as an HTML file.")
     ] = None,
@@ -57,7 +57,7 @@ def report(
 
 
 def _add_outcome(report: "Report", run: RunDir) -> None:
-    """Add how the last job ended, if its controller was killed before it recorded that."""
+    """Add how the last job ended if its controller was killed before it recorded the outcome."""
     attempt = report.state.attempt
     if attempt and not attempt.outcome and (job := Places().job(run)).over:
         attempt.outcome = job.state
@@ -76,7 +76,7 @@ def _write_page(found: "Report", path: Path) -> None:
 
 
 @app.command(rich_help_panel=LOOK)
-@on_host(with_files())
+@on_host(on_fetched_files)
 def export(
     run: Run = "last",
     folder: Annotated[
@@ -122,9 +122,9 @@ def _make_room(folder: Path, names: list[str], *, force: bool) -> None:
         raise ConflictError(f"{folder} is not a directory", hint="choose another one")
     folder.mkdir(parents=True, exist_ok=True)
     # A dangling link counts as a file.
-    there = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
-    if there and not force:
+    existing = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
+    if existing and not force:
         raise ConflictError(
-            f"{folder} already contains {', '.join(there)}; nothing was written",
+            f"{folder} already contains {', '.join(existing)}; nothing was written",
             hint="choose another directory, or replace them: --force",
         )

@@ -1,10 +1,10 @@
-"""What the commands do that users repeat most: show runs, stop them, and end them.
+"""The commands that users repeat most: list and show runs, stop and cancel them.
 
-They are apart from their options (`cli/runs.py`), whose library takes longer to load than they do.
+Their options are in `cli/runs.py`, because the library for options takes longer to load than these
+commands run.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
 
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
-"""States of jobs that nobody knows."""
+"""States of jobs that are not known."""
 
 
-def ps(*, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool) -> int:
+def ps(
+    *, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool
+) -> None:
     """List runs."""
     from echelon.cli.remote import list_elsewhere  # noqa: PLC0415
 
@@ -53,14 +55,13 @@ def ps(*, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as
         console.note(
             f"no {which}runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py"
         )
-    return 0
 
 
 _COLUMNS = ("run", "state", "job", "nodes", "submitted", "duration", "command")
 
 
 def _show(row: Mapping[str, Any], headings: Sequence[str], now_s: float) -> list[str]:
-    """Return a row's cells for people."""
+    """Return a row's cells as a terminal shows them."""
     took_s = row.get("duration_s")
     cells = {**row, "job": ",".join(map(short_id, str(row["job"]).split(",")))}
     with contextlib.suppress(ValueError):
@@ -73,13 +74,16 @@ def _show(row: Mapping[str, Any], headings: Sequence[str], now_s: float) -> list
 def _list_runs(
     runs_dir: Path, wanted: frozenset[str], last: int | None
 ) -> list[tuple[float, dict[str, Any]]]:
-    """Return when runs were created, and their rows: those in these states, if any is given.
+    """Return the time of creation and the row of each run, the oldest first.
 
-    Only the `last` newest are looked for, if that is a number.
+    Args:
+        runs_dir: the directory of runs.
+        wanted: only runs in these states; empty for all.
+        last: only so many of the newest ones; None for all.
     """
     places, now_s = Places(), time.time()
     rows: list[tuple[float, dict[str, Any]]] = []
-    silent: dict[str, str] = {}
+    unknown: dict[str, str] = {}
     for run in reversed(list_runs(runs_dir)):
         if len(rows) == last:
             break
@@ -88,9 +92,10 @@ def _list_runs(
         known: Sequence[Attempt] = ()
         with contextlib.suppress(OSError):
             known = attempts(run)
-        job = places.job(run, known or None)  # it reads them again, to tell why that fails
+        # Without attempts, it reads them itself and returns the error as the reason.
+        job = places.job(run, known or None)
         if job.state == "UNKNOWN":
-            silent.setdefault(job.reason, run.run_id)
+            unknown.setdefault(job.reason, run.run_id)
         if wanted and job.state not in wanted:
             continue
         asked = summarise(run)
@@ -104,7 +109,7 @@ def _list_runs(
         row |= {"submitted": known[-1].submitted if known else "", "command": asked.command}
         row |= {"request": asked.request, "duration_s": _total(took_s)}
         rows.append((_created(run), row))
-    for reason, run_id in silent.items():
+    for reason, run_id in unknown.items():
         console.note(f"{run_id}: the state is unknown: {reason}")
     return rows[::-1]
 
@@ -117,27 +122,25 @@ def _total(took_s: Sequence[float]) -> float | None:
 def _created(files: RunDir) -> float:
     try:
         return files.spec.stat().st_mtime
-    except OSError:  # it was removed meanwhile
+    except OSError:  # the run was removed meanwhile
         return 0.0
 
 
 def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, dict[str, Any]]]:
-    """Return one row per sweep, likewise: Slurm is asked about its tasks together."""
+    """Return the time of creation and the row of each sweep; one query covers all its tasks."""
     found = list_sweeps(runs_dir)
     if not found:
         return []
-    from echelon.cli.tasks import count_states  # noqa: PLC0415
+    from echelon.cli.tasks import count_states, open_slurm  # noqa: PLC0415
     from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
+    slurm = open_slurm()
     rows: list[tuple[float, dict[str, Any]]] = []
     for sweep in found:
         asked = summarise(sweep.files)
         try:
             states = count_states(task.state for task in read_tasks(sweep, slurm))
-        except UnavailableError as error:  # other runs are listed all the same
+        except UnavailableError as error:  # the other runs are still listed
             states = "UNKNOWN"
             console.note(f"{sweep.sweep_id}: the state is unknown: {error.message}")
         if wanted and wanted.isdisjoint(states.replace(",", "").split()):
@@ -151,7 +154,7 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
     return rows
 
 
-def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
+def status(*, run: str, runs_dir: Path, as_json: bool) -> None:
     """Show a run's state."""
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import MOST_NODES, RunReader  # noqa: PLC0415
@@ -199,7 +202,6 @@ def status(*, run: str, runs_dir: Path, as_json: bool) -> int:
         facts["effective"] = accounts.render()
         rows = [[name, str(fact)] for name, fact in facts.items() if fact not in ("", None)]
         console.print_table(["", ""], rows)
-    return 0
 
 
 def _render_restarts(used: int, allowed: int | None) -> str:
@@ -220,12 +222,11 @@ def logs(
 ) -> int:
     """Print a run's output."""
     from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     choice = Choice.of(found, rank=rank, tail=tail, since=since)
     if follow:
-        return exit_code(follow_run(found, cluster_of(found), show=True, choice=choice, raw=raw))
+        return follow_run(found, cluster_of(found), show=True, choice=choice, raw=raw)
     if not print_logs(found, choice, raw=raw) and tail != 0:
         who = f"rank {', '.join(map(str, sorted(choice.ranks)))} of " if choice.ranks else ""
         when = f" since {since}" if since else " yet"
@@ -236,18 +237,16 @@ def logs(
     return 0
 
 
-def stop(*, run: str, runs_dir: Path, address: str = "") -> int:
+def stop(*, run: str, runs_dir: Path, address: str = "") -> None:
     """Ask a run to stop."""
     if found := _end(runs_dir, run, address, now=False):
         console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
-    return 0
 
 
-def cancel(*, run: str, runs_dir: Path, address: str = "") -> int:
+def cancel(*, run: str, runs_dir: Path, address: str = "") -> None:
     """End a run."""
     if found := _end(runs_dir, run, address, now=True):
         console.note(f"cancelled {found.run_id}")
-    return 0
 
 
 def _end(runs_dir: Path, name: str, address: str, *, now: bool) -> RunDir | None:
@@ -268,22 +267,20 @@ def _end(runs_dir: Path, name: str, address: str, *, now: bool) -> RunDir | None
 
 def _cancel_waiting(runs_dir: Path, name: str) -> bool:
     """Cancel a task of a sweep that has not started yet; return whether the name is one."""
+    from echelon.cli.tasks import open_slurm  # noqa: PLC0415
     from echelon.client.manage.sweeps import (  # noqa: PLC0415
         cancel_waiting,
         check_home,
         find_waiting,
         read_tasks,
     )
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     found = find_waiting(runs_dir, name)
     if found is None:
         return False
     sweep, index = found
     check_home(sweep)
-    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
-    tasks = read_tasks(sweep, slurm, strict=True)
+    tasks = read_tasks(sweep, open_slurm(), strict=True)
     job = next(task.job for task in tasks if task.index == index)
     if job.over and job.id:
         console.note(f"{name} has already ended: {job.state}")
@@ -306,7 +303,7 @@ def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Clu
     return found, cluster_of(found, address=address)
 
 
-def why(*, run: str, runs_dir: Path, as_json: bool) -> int:
+def why(*, run: str, runs_dir: Path, as_json: bool) -> None:
     """Explain why a run failed."""
     from echelon.client.manage.run_status import find_verdict  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
@@ -319,4 +316,3 @@ def why(*, run: str, runs_dir: Path, as_json: bool) -> int:
         console.print_result(f"{found.run_id}\n{render(verdict, whole=True, run=found.path)}")
     else:
         console.note(f"{found.run_id} has not failed")
-    return 0

@@ -1,73 +1,36 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from echelon.cli import console, run_commands
-from echelon.cli.help import CONFIGURATION, LOOK, START
+from echelon.cli.announcement import announce_run
+from echelon.cli.help import LOOK, START
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
-from echelon.cli.remote import logs_there, resume_there
-from echelon.cli.target_options import Address, NewAddress, On, goes_to_host
+from echelon.cli.remote import logs_there, resume_there, submit_there
+from echelon.cli.run_options import (
+    Address,
+    AsJson,
+    Follow,
+    NewAddress,
+    On,
+    Run,
+    RunsDir,
+    Trust,
+    Wait,
+    goes_to_host,
+)
 from echelon.client.manage.clusters import Places
 from echelon.client.submit.target import Target, choose_cluster
-from echelon.core.jobs import describe_job
+from echelon.core.jobs import LOCAL, describe_job
 from echelon.errors import ConflictError, UsageError
-from echelon.run.directory import RUNS as RUNS  # noqa: PLC0414  used with the options below
-from echelon.run.listing import list_runs
+from echelon.run.directory import RUNS
 from echelon.spec.merging import Merged
 
-if TYPE_CHECKING:
-    from echelon.client.submit.pipeline import Submitted
-
 app = typer.Typer(rich_markup_mode=None)
-
-
-def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
-    from echelon.client.remote.register import read_register  # noqa: PLC0415
-
-    elsewhere = [one.run for one in reversed(read_register(os.environ))]
-    names = ["last", *(run.run_id for run in reversed(list_runs(runs))), *elsewhere]
-    return [name for name in names if name.startswith(incomplete)]
-
-
-RunsDir = Annotated[
-    Path,
-    typer.Option(
-        "--runs-dir",
-        metavar="DIR",
-        envvar="ECHELON_RUNS_DIR",
-        help="Directory of runs.",
-        rich_help_panel=CONFIGURATION,
-    ),
-]
-Run = Annotated[
-    str,
-    typer.Argument(
-        help="Run id or a unique prefix, a job id, or last.", autocompletion=complete_run
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the run and exit with its status.")]
-Follow = Annotated[bool, typer.Option("--follow", help="Print the run's output while waiting.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Execute the run's files even if you did not submit them.")
-]
-
-
-def announce(started: "Submitted", *, as_json: bool) -> None:
-    """Print a run that was submitted."""
-    run, job_id = started.run, started.job_id
-    if as_json:
-        console.print_json({"run": run.run_id, "job_id": job_id, "directory": str(run.path)})
-        return
-    console.print_result(run.run_id)
-    how = "started" if job_id.startswith("local:") else "queued"
-    console.note(f"{how} {describe_job(job_id)}; follow the output: echelon logs -f {run.run_id}")
 
 
 @app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
@@ -91,7 +54,6 @@ def submit(
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
     from echelon.cli.following import follow_run  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.client.submit import pipeline  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
@@ -102,8 +64,6 @@ def submit(
         takes_array=True,
     )
     if goes_to_host(request, on, runs_dir):
-        from echelon.cli.remote import submit_there  # noqa: PLC0415
-
         raise typer.Exit(
             submit_there(wanted, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
         )
@@ -117,10 +77,10 @@ def submit(
 
         raise typer.Exit(submit_tasks(prepared, wait=wait, as_json=as_json))
     started = pipeline.submit(prepared)
-    announce(started, as_json=as_json)
+    announce_run(started.run.run_id, started.job_id, started.run.path, as_json=as_json)
     if wait or follow:
-        job = follow_run(started.run, started.cluster, show=follow, resubmit=True)
-        raise typer.Exit(exit_code(job))
+        code = follow_run(started.run, started.cluster, show=follow, resubmit=True)
+        raise typer.Exit(code)
 
 
 @app.command(cls=RequestCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
@@ -136,7 +96,6 @@ def run(
     Example: echelon run --procs 4 train.py --lr 0.1
     """
     from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.client.submit import pipeline  # noqa: PLC0415
     from echelon.clusters.local import describe_nodes  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
@@ -158,7 +117,7 @@ def run(
     queued = on in ("slurm", "ray")
     where = describe_job(started.job_id) if queued else describe_nodes(checked.environ)
     console.note(f"{started.run.run_id}: running {checked.spec.script} {where}")
-    raise typer.Exit(exit_code(follow_to_the_end(started.run, started.cluster)))
+    raise typer.Exit(follow_to_the_end(started.run, started.cluster))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -282,11 +241,9 @@ def resume(
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.client.manage.relocation import settle_run  # noqa: PLC0415
     from echelon.client.manage.run_status import current_job  # noqa: PLC0415
-    from echelon.client.manage.waiting import exit_code  # noqa: PLC0415
     from echelon.client.submit.pipeline import remember  # noqa: PLC0415
     from echelon.client.submit.queueing import queue_attempt  # noqa: PLC0415
     from echelon.client.submit.trust import read_script  # noqa: PLC0415
-    from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found, cluster = run_commands.find_with_job(runs_dir, run, address)
     # With a new address, the run may still be active at the old one.
@@ -301,7 +258,7 @@ def resume(
             f"the run '{found.run_id}' is complete, so there is nothing to resume",
             hint="start a new run: echelon submit",
         )
-    here = job.id.startswith(PREFIX)
+    here = job.id.startswith(LOCAL)
     if here:
         cluster = choose_cluster("local", runs_dir, tied=True)
     script = read_script(found, os.environ, trust=trust)
@@ -313,9 +270,9 @@ def resume(
     attempt = queue_attempt(found, cluster, os.environ, script)
     console.note(f"resumed {found.run_id} {describe_job(attempt.job_id)}")
     if here:
-        raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
+        raise typer.Exit(follow_to_the_end(found, cluster))
     if wait or follow:
-        raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
+        raise typer.Exit(follow_run(found, cluster, show=follow, resubmit=True))
 
 
 @app.command(rich_help_panel=LOOK)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.completion import offer
+from echelon.cli.run_options import AsJson
 from echelon.core.shell import LocalShell
 from echelon.core.units import format_memory, parse_memory
-from echelon.errors import EchelonError, UsageError
+from echelon.errors import EchelonError
 from echelon.sandbox.layout import DEFAULT_NAME
 
 if TYPE_CHECKING:
@@ -31,8 +33,7 @@ app = typer.Typer(
 def _complete_name(incomplete: str) -> list[str]:
     from echelon.sandbox.lifecycle import list_sandboxes  # noqa: PLC0415
 
-    names = list_sandboxes(os.environ, os.geteuid())
-    return [name for name in names if name.startswith(incomplete)]
+    return offer(list_sandboxes(os.environ, os.geteuid()))(incomplete)
 
 
 def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
@@ -40,7 +41,7 @@ def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
         names = _open(context.params.get("name") or DEFAULT_NAME).state.config.node_names
     except EchelonError:
         return []  # completion must not print errors
-    return [name for name in names if name.startswith(incomplete)]
+    return offer(names)(incomplete)
 
 
 Name = Annotated[str, typer.Option(help="Name of the sandbox.", autocompletion=_complete_name)]
@@ -50,15 +51,6 @@ Node = Annotated[
         help="Node name, such as node2.", autocompletion=_complete_node, show_default=False
     ),
 ]
-
-
-def _here() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError as error:
-        raise UsageError(
-            "the current directory has been deleted", hint="change to another one: cd"
-        ) from error
 
 
 @contextmanager
@@ -156,7 +148,7 @@ def down(*, name: Name = DEFAULT_NAME) -> None:
 def status(
     *,
     name: Name = DEFAULT_NAME,
-    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the nodes' Slurm states and injected faults.
 
@@ -195,7 +187,7 @@ def shell(*, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox shell
     """
-    _open(name).become([os.environ.get("SHELL", "/bin/bash")], cwd=_here())
+    _open(name).become([os.environ.get("SHELL", "/bin/bash")], cwd=Path.cwd())
 
 
 @app.command(
@@ -213,7 +205,7 @@ def execute(
 
     Example: echelon sandbox exec -- srun -N4 hostname
     """
-    _open(name).become(command, cwd=_here())
+    _open(name).become(command, cwd=Path.cwd())
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """`echelon sweep …`: many runs of one script, each with other parameters."""
 
 import csv
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,17 +10,18 @@ import typer
 from typer.core import TyperCommand
 
 from echelon.cli import console
+from echelon.cli.completion import complete_sweep
 from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.remote import resume_sweep_there, submit_there
-from echelon.cli.runs import RUNS, AsJson, RunsDir
-from echelon.cli.target_options import Address, On, goes_to_host
-from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
-from echelon.client.submit.target import Target, choose_cluster
-from echelon.core.units import counted
+from echelon.cli.run_options import Address, AsJson, On, RunsDir, goes_to_host
+from echelon.cli.tasks import open_slurm, start_tasks, submit_tasks, wait_for_tasks
+from echelon.client.submit.target import Target
+from echelon.core.units import counted, list_names
 from echelon.errors import ConflictError, UsageError
-from echelon.run.listing import find_sweep, list_sweeps
+from echelon.run.directory import RUNS
+from echelon.run.listing import find_sweep
 from echelon.run.sweep import SweepDir, read_table
 from echelon.run.verdict import headline
 from echelon.spec.merging import Merged
@@ -30,13 +30,11 @@ if TYPE_CHECKING:
     from echelon.client.manage.sweeps import Task
 
 _CALLED = "echelon.sweep"
-"""Where a context has the words of a command of the group."""
-_NAMED = 8
-"""Number of runs that are named for each cause of failure."""
+"""The key under which a context keeps the words of a command of the group."""
 
 
 class SweepGroup(SectionedGroup):
-    """A group that is also a command: whatever is not one of its commands starts a sweep."""
+    """A group that is also a command: other words than its commands' names start a sweep."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
@@ -61,12 +59,6 @@ class SweepGroup(SectionedGroup):
 
 
 app = typer.Typer(name="sweep", cls=SweepGroup, rich_markup_mode=None)
-
-
-def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
-    runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
-    names = ["last", *(sweep.sweep_id for sweep in reversed(list_sweeps(runs)))]
-    return [name for name in names if name.startswith(incomplete)]
 
 
 Sweep = Annotated[
@@ -139,38 +131,33 @@ def sweep(
         command="sweep",
         table=make_table(rows, max_running),
     )
-    if goes_to_host(request, on, runs_dir):
-        if not dry_run:
-            raise typer.Exit(submit_there(wanted, wait=wait, as_json=as_json))
+    on_host = goes_to_host(request, on, runs_dir)
+    if dry_run:
         from echelon.client.submit.host_submission import check_for_host  # noqa: PLC0415
 
-        check_for_host(wanted)
-        _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
-        console.note(f"not checked on {request.host}, because nothing was sent there")
+        (check_for_host if on_host else pipeline.check)(wanted)
+        _print_tasks([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
+        if on_host:
+            console.note(f"not checked on {request.host}, because nothing was sent there")
         return
-    checked = pipeline.check(wanted)
-    if dry_run:
-        _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
-        return
-    raise typer.Exit(submit_tasks(pipeline.prepare(checked), wait=wait, as_json=as_json))
+    if on_host:
+        raise typer.Exit(submit_there(wanted, wait=wait, as_json=as_json))
+    prepared = pipeline.prepare(pipeline.check(wanted))
+    raise typer.Exit(submit_tasks(prepared, wait=wait, as_json=as_json))
 
 
-def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
+def _print_tasks(tasks: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
-        console.print_json(rows)
+        console.print_json(tasks)
     else:
-        console.print_table(list(rows[0]), [list(row.values()) for row in rows])
+        console.print_table(list(tasks[0]), [list(task.values()) for task in tasks])
 
 
 def _read(runs_dir: Path, name: str) -> tuple[SweepDir, "list[Task]"]:
     from echelon.client.manage.sweeps import read_tasks  # noqa: PLC0415
 
     sweep = find_sweep(runs_dir, name)
-    return sweep, read_tasks(sweep, _slurm(runs_dir))
-
-
-def _slurm(runs_dir: Path) -> Any:
-    return choose_cluster("slurm", runs_dir)
+    return sweep, read_tasks(sweep, open_slurm())
 
 
 @app.command()
@@ -202,12 +189,12 @@ def status(sweep: Sweep = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson =
     rows = [["sweep", found.sweep_id], ["tasks", str(len(tasks))]]
     rows += [[state, str(number)] for state, number in counts.most_common()]
     if running:
-        rows.append(["running", _name(running)])
+        rows.append(["running", list_names(running)])
     console.print_table(["", ""], rows)
     for cause, ones in sorted(causes.items(), key=lambda entry: -len(entry[1])):
         verdict = ones[0].verdict
         assert verdict is not None
-        ids = _name([task.run_id for task in ones])
+        ids = list_names([task.run_id for task in ones])
         console.print_result(f"\n{cause}: {ids}\n  {headline(verdict.failure)}")
         if verdict.advice:
             console.print_result(f"  hint: {verdict.advice}")
@@ -215,11 +202,6 @@ def status(sweep: Sweep = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson =
         console.note(f"some states are unknown: {reason}")
     if causes:
         console.note(f"run them again: echelon sweep resume {found.sweep_id}")
-
-
-def _name(runs: list[str]) -> str:
-    more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
-    return ", ".join(runs[:_NAMED]) + more
 
 
 @app.command()
@@ -303,7 +285,7 @@ def stop(sweep: Sweep, *, runs_dir: RunsDir = RUNS) -> None:
     from echelon.client.manage.sweeps import stop_sweep  # noqa: PLC0415
 
     found = find_sweep(runs_dir, sweep)
-    count = stop_sweep(found, _slurm(runs_dir))
+    count = stop_sweep(found, open_slurm())
     if count:
         console.note(
             f"stopping {counted(count, 'task')}; continue later with: "
@@ -342,7 +324,7 @@ def resume(
         )
     cluster = place_of(found)
     with found.locked():
-        tasks = read_tasks(found, _slurm(runs_dir), strict=True)
+        tasks = read_tasks(found, open_slurm(), strict=True)
         left = [task.index for task in tasks if task.is_left]
         if not left:
             going = sum(not task.job.over for task in tasks)

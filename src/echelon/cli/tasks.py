@@ -3,9 +3,10 @@
 import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from echelon.cli import console
+from echelon.cli.announcement import announce_sweep
 from echelon.core.units import counted
 from echelon.core.waiting import wait_for
 from echelon.run.sweep import SweepDir, read_table
@@ -13,18 +14,20 @@ from echelon.run.sweep import SweepDir, read_table
 if TYPE_CHECKING:
     from echelon.client.manage.run_jobs import RunJobs
     from echelon.client.submit.pipeline import Prepared
+    from echelon.clusters.base import Cluster
+    from echelon.clusters.slurm.cluster import SlurmCluster
     from echelon.core.jobs import Job
 
 _POLL_S = 2.0
-"""Seconds between two questions about all tasks."""
+"""Seconds between two queries about all tasks."""
 
 
-def submit_tasks(prepared: "Prepared", *, wait: bool, as_json: bool = False) -> int:
+def submit_tasks(prepared: "Prepared", *, wait: bool, as_json: bool) -> int:
     """Start all tasks of a new sweep; return the command's exit code."""
     from echelon.client.manage.run_jobs import sweep_jobs  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
-    assert prepared.table is not None, "the caller knows that it is a sweep"
+    assert prepared.table is not None, "only a sweep has tasks"
     sweep, cluster = prepared.sweep, prepared.cluster
     with sweep.locked():
         code = start_tasks(sweep, cluster, list(prepared.table.tasks), as_json=as_json)
@@ -33,14 +36,13 @@ def submit_tasks(prepared: "Prepared", *, wait: bool, as_json: bool = False) -> 
     return code
 
 
-def start_tasks(sweep: SweepDir, cluster: Any, indices: list[int], *, as_json: bool) -> int:
+def start_tasks(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as_json: bool) -> int:
     """Submit tasks to Slurm, or run them elsewhere to their end; return the exit code."""
     from echelon.client.manage.sweep_runner import run  # noqa: PLC0415
     from echelon.client.submit.arrays import submit_sweep  # noqa: PLC0415
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
-    tasks = counted(len(indices), "task")
     for mark in (sweep.stopped, *map(sweep.cancelled, indices)):
         mark.unlink(missing_ok=True)
     if not isinstance(cluster, SlurmCluster):
@@ -49,20 +51,20 @@ def start_tasks(sweep: SweepDir, cluster: Any, indices: list[int], *, as_json: b
         here = isinstance(cluster, LocalCluster)
         at_once = read_table(sweep).max_running or (1 if here else len(indices))
         failed = run(sweep, cluster, os.environ, indices, at_once=at_once)
-        console.note(f"{len(indices) - len(failed)} of {tasks} completed")
+        done = len(indices) - len(failed)
+        console.note(f"{done} of {counted(len(indices), 'task')} completed")
         return 1 if failed else 0
     arrays = submit_sweep(sweep, cluster, os.environ, indices=indices)
-    if as_json:
-        console.print_json(
-            {"sweep": sweep.sweep_id, "tasks": len(indices), "arrays": arrays}
-            | {"directory": str(sweep.path)}
-        )
-    else:
-        console.print_result(sweep.sweep_id)
-    console.flush()
-    queued = f"queued {tasks} as {'job array' if len(arrays) == 1 else 'job arrays'}"
-    console.note(f"{queued} {', '.join(arrays)}; show them: echelon sweep status {sweep.sweep_id}")
+    announce_sweep(sweep.sweep_id, len(indices), arrays, sweep.path, as_json=as_json)
     return 0
+
+
+def open_slurm() -> "SlurmCluster":
+    """Return this machine's Slurm, which tasks of sweeps are queried from."""
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    return SlurmCluster(LocalShell(), os.environ, tell=console.note)
 
 
 def wait_for_tasks(jobs: "RunJobs", sweep_id: str) -> int:

@@ -15,10 +15,10 @@ from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
-from echelon.cli.runs import RUNS, Run, RunsDir
+from echelon.cli.run_options import Run, RunsDir
 from echelon.core.terminal_escape import settled
 from echelon.errors import UsageError
-from echelon.run.directory import RunDir
+from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def watch(
 
 
 class _Screen:
-    """Collects what is shown of a run."""
+    """Collects the state and the output of a run for a frame."""
 
     def __init__(self, run: RunDir) -> None:
         from echelon.monitor.reading import RunReader  # noqa: PLC0415
@@ -95,7 +95,7 @@ def _print_frame(view: "View") -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for a key at most so many seconds, and returns it."""
+    """Yield a function that waits for a key for so many seconds, and returns the key."""
     if not (sys.stdin and sys.stdin.isatty()):
 
         def pause(wait_s: float) -> str:
@@ -112,7 +112,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     def read(wait_s: float) -> str:
         if not select.select([terminal], [], [], wait_s)[0]:
             return ""
-        return os.read(terminal, 1).decode(errors="replace") or "q"  # it was closed
+        return os.read(terminal, 1).decode(errors="replace") or "q"  # the terminal was closed
 
     before = termios.tcgetattr(terminal)
     try:

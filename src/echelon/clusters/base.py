@@ -9,7 +9,7 @@ from echelon.spec.job_spec import JobSpec
 
 
 class Jobs(Protocol):
-    """Knows the state of jobs."""
+    """Queries the state of jobs."""
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         """Return the job of a run; UNKNOWN if the ID now belongs to another job."""
@@ -22,7 +22,7 @@ class Cluster(Jobs, Protocol):
         """Return how a request exceeds the current limits of the cluster."""
 
     def exclusions(self, request: JobSpec) -> str:
-        """Return the nodes to exclude: those of the request, and those known to be bad."""
+        """Return the nodes to exclude: the request's, and all that are known to be bad."""
 
     def submit(
         self,

@@ -1,7 +1,6 @@
-"""Runs on this machine, or in the allocation that the user is in.
+"""Runs on this machine, or in the allocation around this process.
 
-They use the same script as a Slurm job. Its controller uses the allocation around it, if there is
-one, and otherwise simulates the nodes.
+They use the same script as a Slurm job. Without an allocation, its controller simulates the nodes.
 """
 
 import os
@@ -27,7 +26,6 @@ from echelon.spec.readers import NodeCount
 
 _EXEC_S = 10.0
 """Maximum time for a process to execute its program."""
-PREFIX = LOCAL
 _WITH_OUTCOME = """\
 outcome=$1; shift
 bash "$@"; code=$?
@@ -74,23 +72,23 @@ class LocalCluster:
         if self._tied:
             env[TIED] = str(os.getpid())
         argv = ["bash", str(script.absolute()), str(attempt)]
-        if not has_controller(run):  # nothing else would record the outcome
+        if not has_controller(run):  # only a controller records the outcome itself
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
-        return f"{PREFIX}{os.uname().nodename}:{pid}:{start_time(pid)}"
+        return f"{LOCAL}{os.uname().nodename}:{pid}:{start_time(pid)}"
 
     def job(self, job_id: str, *, run_id: str) -> Job:
-        if not job_id.startswith(PREFIX):
+        if not job_id.startswith(LOCAL):
             return Job(id=job_id, state="UNKNOWN", reason="not a job of this machine")
         run = RunDir.open(self._runs / run_id)
         attempt, outcome = _attempt_of(run, job_id)
-        host, pid, start = job_id.removeprefix(PREFIX).split(":")
+        host, pid, start = job_id.removeprefix(LOCAL).split(":")
         job = Job(id=job_id, state="RUNNING", nodes=host, output=str(run.job_log(attempt)))
         if not outcome and host == os.uname().nodename:
-            # Without a start time, the process had ended before it could be read.
-            if start and start_time(int(pid)) == start and _is_of(run, int(pid)):
+            # The start time is empty if the process ended before it was read.
+            if start and start_time(int(pid)) == start and _belongs_to(run, int(pid)):
                 return job
-            attempt, outcome = _attempt_of(run, job_id)  # it may have ended in the meantime
+            attempt, outcome = _attempt_of(run, job_id)  # the run may have ended in the meantime
         if outcome:
             return replace(job, state=outcome.state, exit_code=outcome.exit_code)
         if host != os.uname().nodename:
@@ -121,7 +119,7 @@ class LocalCluster:
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(int(job_id.split(":")[2]))
             try:
-                # Another process may have got its pid before pidfd_open.
+                # Another process may have received this pid before pidfd_open.
                 if self.job(job_id, run_id=run_id).state == "RUNNING":
                     signal.pidfd_send_signal(handle, number)
             finally:
@@ -156,7 +154,7 @@ def fit_allocation(
 def describe_nodes(environ: Mapping[str, str]) -> str:
     """Return where a run in the foreground executes: here, or in the current allocation."""
     job, hosts = own_job(environ), environ.get("SLURM_JOB_NODELIST", "")
-    return f"on {hosts} of job {job}" if job and hosts else describe_job(PREFIX)
+    return f"on {hosts} of job {job}" if job and hosts else describe_job(LOCAL)
 
 
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
@@ -167,7 +165,7 @@ def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
     return 1, None
 
 
-def _is_of(run: RunDir, pid: int) -> bool:
+def _belongs_to(run: RunDir, pid: int) -> bool:
     """Tell whether a process belongs to this user and was started for a run.
 
     The job ID comes from a file in the run directory, and start times are public. Without this
@@ -186,8 +184,8 @@ def _is_of(run: RunDir, pid: int) -> bool:
 def _command_line(process: Path) -> bytes:
     """Return the command line of a process; empty for a zombie.
 
-    It is also empty while a process executes a new program. On a busy machine that can take a
-    while, and a run that has just started would look like a failed one.
+    It is also empty while a process executes a new program, which can take a while on a busy
+    machine. So this waits: a run that has just started must not look like a failed one.
     """
     found = b""
 
@@ -210,7 +208,7 @@ def _leads_into(path: Path, folder: Path) -> bool:
 
 
 def _own_child(pid: int) -> int:
-    """Return the exit code of a dead process if it is our child; otherwise 1, as it is unknown."""
+    """Return the exit code of a dead child; 1 if the process is not our child."""
     try:
         gone = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,7 +1,7 @@
 """Propose a first project file from facts about the cluster, machine and directory. Pure.
 
-Each proposed value has a reason. What cannot be determined becomes a question with a default, so
-that the command also works without a terminal.
+Each proposed value has a reason. A value that cannot be determined becomes a question with a
+default, so that the command also works without a terminal.
 """
 
 import json
@@ -10,16 +10,13 @@ from dataclasses import field
 
 from echelon.clusters.slurm.survey import NodeKind, Partition, Survey
 from echelon.core.frozen import frozen
-from echelon.core.units import counted, format_duration, parse_duration
+from echelon.core.units import counted, format_duration, list_names, parse_duration
 from echelon.errors import UsageError
 
 _LONGEST_S = 24 * 3600
-"""Longest time proposed: longer jobs wait longer in the queue, and a run continues in the next
-job anyway."""
+"""Longest proposed time limit. Longer jobs wait longer, and a run continues in the next job."""
 _MARGIN = 34
 """Column at which comments start, unless a value is longer."""
-_NAMED = 8
-"""Number of names that a comment lists."""
 _USUAL = ("train.py", "main.py", "run.py")
 """Usual names of training scripts, most likely first."""
 _HEADER = """\
@@ -87,6 +84,8 @@ class Setting:
 
 @frozen
 class Proposal:
+    """The contents of a project file."""
+
     settings: tuple[Setting, ...]
     examples: tuple[Setting, ...]
     """Keys shown in comments, as examples."""
@@ -166,7 +165,7 @@ def propose(facts: Facts, answers: Mapping[str, str]) -> Proposal:
 
 
 def _choose_partition(facts: Facts, answers: Mapping[str, str]) -> Partition | None:
-    """Return the partition for jobs; None without a cluster, or if it is not one that is up."""
+    """Return the partition for jobs; None without a cluster, or if the partition is down."""
     if facts.survey is None:
         return None
     if name := facts.decided.get("partition") or answers.get("partition"):
@@ -178,7 +177,7 @@ def _choose_partition(facts: Facts, answers: Mapping[str, str]) -> Partition | N
 def _script(facts: Facts, answers: Mapping[str, str]) -> list[Setting]:
     if "script" in answers:
         others = [name for name in facts.scripts if name != answers["script"]]
-        why = f"other candidates: {_list(others)}"
+        why = f"other candidates: {list_names(others)}"
         return [Setting(key="script", value=answers["script"], why=why)]
     why = "the only training script found in this directory"
     return [Setting(key="script", value=name, why=why) for name in facts.scripts[:1]]
@@ -195,13 +194,13 @@ def _place(facts: Facts, partition: Partition | None, answers: Mapping[str, str]
         found.append(Setting(key="partition", value=partition.name, why=why))
     if "account" in answers:
         accounts = facts.survey.membership.accounts if facts.survey else ()
-        why = f"your accounts: {_list(accounts)}"
+        why = f"your accounts: {list_names(accounts)}"
         found.append(Setting(key="account", value=answers["account"], why=why))
     return found
 
 
 def _amounts(facts: Facts, partition: Partition | None) -> list[Setting]:
-    """Return GPUs, CPUs and time: those of a full node of the partition, or of this machine."""
+    """Return GPUs, CPUs and time: all of a node of the partition, or all of this machine."""
     found = []
     if kind := _choose_kind(facts, partition):
         found.append(Setting(key="gpus", value=kind.gpus, why=_describe(kind, partition)))
@@ -261,9 +260,9 @@ def _examples(facts: Facts, partition: Partition | None) -> list[Setting]:
     survey = facts.survey or Survey()
     member = survey.membership
     names = [one.name for one in survey.partitions]
-    there = f"available: {_list(names)}" if names else "default: Slurm's default partition"
-    yours = f"; yours: {_list(member.accounts)}" if member.accounts else ""
-    qos = f"; yours: {_list(member.qos)}" if member.qos else ""
+    there = f"available: {list_names(names)}" if names else "default: Slurm's default partition"
+    yours = f"; yours: {list_names(member.accounts)}" if member.accounts else ""
+    qos = f"; yours: {list_names(member.qos)}" if member.qos else ""
     cpus = max((kind.cpus for kind in partition.kinds), default=0) if partition else 0
     room = f"; a node has {cpus} CPUs" if cpus else ""
     rows: list[tuple[str, int | str, str]] = [
@@ -280,11 +279,6 @@ def _examples(facts: Facts, partition: Partition | None) -> list[Setting]:
         ("mail", "me@example.org", "address to notify when a run ends"),
     ]
     return [Setting(key=key, value=value, why=why) for key, value, why in rows]
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 # --- text -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Throughout Echelon, memory is in MiB and time in seconds; these functions conver
 """
 
 import re
+from collections.abc import Sequence
 
 from echelon.errors import UsageError
 
@@ -117,6 +118,12 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def list_names(names: Sequence[str], most: int = 8) -> str:
+    """Return names separated by commas, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def counted(number: int, noun: str) -> str:

@@ -12,23 +12,16 @@ SCRIPT_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
         *("PORT_TAKEN", "DIST_FILE", "code", "host", "interface", "launcher", "log", "own"),
         *("peer", "python", "scratch", "taken", "task", "towards", "try"),
-        # of style `ray`
+        # The script of style `ray` sets these.
         *("head", "node", "one", "others", "ray", "role", "leash", "late", "linger", "memory"),
-        *(
-            "end_s",
-            "gpus",
-            "cpus",
-            "tmp",
-            "workers",
-            "AUTOSCALER_METRIC_PORT",
-            "DASHBOARD_METRIC_PORT",
-        ),
+        *("end_s", "gpus", "cpus", "tmp", "workers"),
+        *("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"),
         *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
     }
 )
 """Variables that the job's script sets."""
 TYPED = ("flags", "--set")
-"""Sources of values that are given for one run only; files are for all runs."""
+"""Sources of values for one run only; files set values for all runs."""
 _EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
 
 
@@ -104,7 +97,7 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
 
 
 def _warned_s(spec: JobSpec) -> int:
-    """Return how long before the time limit ranks are told to stop, whatever their kind."""
+    """Return how long before the time limit ranks are warned or asked to stop."""
     saves = spec.hand_over in ("always", "requeue")
     return max(spec.limit_lead_s, spec.grace_s + 10 if saves else 0)
 
@@ -139,7 +132,7 @@ def _judge_style(spec: JobSpec) -> list[str]:
 
 
 def _judge_image(spec: JobSpec) -> list[str]:
-    """Check what the image does not go together with."""
+    """Check for options that are incompatible with `image`, or require it."""
     if not spec.image:
         # The other keys may be in a profile, for projects with an image and without.
         own = [key for key in ("image_workdir", "image_python") if getattr(spec, key)]

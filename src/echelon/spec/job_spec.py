@@ -1,8 +1,8 @@
-"""The request: what to run, on how much, and with which environment.
+"""The request: what to run, on which resources, and in which environment.
 
-Each key is one field, with its flag, reader, help and all else that is known about it (keys.py):
-options, files, documentation and checks are derived from it. merging.py merges layers into one
-request, conflicts.py finds what conflicts in it.
+Each key is one field, with its flag, reader, help text and other facts (keys.py). Options, files,
+documentation and checks are derived from these. merging.py merges layers into one request, and
+conflicts.py finds conflicting values in it.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
 """How to request GPUs; sites differ."""
 
 RUNTIMES = ("apptainer", "singularity", "podman", "pyxis")
-"""How ranks get into a container image: docs/guides/containers.md."""
+"""Container runtimes: docs/guides/containers.md."""
 
 RESTARTS = 3
-"""How many restarts a run may have if nobody says so and its script can resume."""
+"""Default number of restarts, if the script can resume."""
 
 
 @frozen
@@ -250,11 +250,11 @@ class JobSpec:
     # Derived values
 
     def allowed_restarts(self, *, uses_library: bool) -> int | None:
-        """Return how many restarts the run may have; None: none, for nobody asked for any.
+        """Return how many restarts the run may have; None if restarts were not requested.
 
-        A script that does not resume would begin at step 0 and overwrite its checkpoints. Whoever
-        wants hung ranks restarted, or to continue with fewer nodes or in another job, knows that it
-        resumes.
+        A script that does not resume would begin at step 0 and overwrite its checkpoints. A request
+        to restart hung ranks, or to continue with fewer nodes or in another job, shows that the
+        script resumes.
         """
         elastic = self.nodes.low != self.nodes.high
         asked = elastic or self.on_hang == "restart" or self.hand_over in ("always", "requeue")
@@ -286,7 +286,7 @@ class JobSpec:
 
     @property
     def cpus_per_rank(self) -> int:
-        """CPUs that a rank may use; 0 if the request does not say."""
+        """CPUs that a rank may use; 0 if not requested."""
         if self.cpus_per_task:
             return self.cpus_per_task
         return (
@@ -295,7 +295,7 @@ class JobSpec:
 
     @property
     def limit_lead_s(self) -> int:
-        """How long before the time limit ranks are told, at least; 0 if not requested."""
+        """How long before the time limit ranks are warned, at least; 0 if not requested."""
         return self.limit_signal.lead_s if self.limit_signal else 0
 
     @property
@@ -324,9 +324,9 @@ class JobSpec:
 
     @property
     def limit_signal(self) -> LimitSignal | None:
-        """The signal that ranks get before the time limit; None if not requested.
+        """The signal that warns ranks before the time limit; None if not requested.
 
-        sbatch's --signal and `signal_lead` both request it: the longer time counts.
+        Both sbatch's --signal and `signal_lead` request it. The longer time applies.
         """
         asked = [
             readers.limit_signal(value)

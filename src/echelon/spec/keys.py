@@ -1,4 +1,4 @@
-"""What Echelon knows about one key of the request.
+"""The facts about one key of the request, such as its flag, reader and help text.
 
 The keys are the fields of `JobSpec` in job_spec.py. The command line, sbatch's options, the
 documentation and the checks of a request all follow from their entries.
@@ -24,10 +24,10 @@ SECTIONS = (EVERYDAY, RESOURCES, RECOVERY, CHECKS, NOTIFICATION, ENVIRONMENT, IM
 """Sections of the help text, in their order."""
 
 RUN, ROLE = "run", "role"
-"""Scopes: a key of the run as a whole, or one that each of several programs could set."""
+"""Scopes: a key applies to the run as a whole, or to each program of a run with several."""
 
 ONLY_SLURM = ("ray", "local")
-"""Where a key has no effect that is for Slurm alone."""
+"""Where keys that only Slurm uses have no effect."""
 
 
 @frozen
@@ -37,27 +37,27 @@ class Key:
     field: str
     """The name of the field."""
     name: str
-    """What users write in files: the name of the field, unless the entry says otherwise."""
+    """The name in files: the name of the field, unless the entry has another one."""
     flag: str
     """The flag with its placeholder: `--gpus N`; `--env NAME=VALUE ...` if it may be repeated;
     `--module -m` if it takes no value; `SCRIPT` if it is an argument."""
     help: str
-    """What it sets, in the help text and in the documentation."""
+    """The description in the help text and in the documentation."""
     section: str
     """The section of the help text."""
     rank: int = 0
-    """Its place in the section: lower ranks come first, equal ones in the order of the fields."""
+    """Sort order in the section: lower ranks come first, equal ones in the order of the fields."""
     read: Callable[[object], Any]
     """Converts a value as a user wrote it."""
     default: Any
     scope: str = RUN
     """`run`, or `role` if each program of a run with several programs could have its own value."""
     sbatch: str = ""
-    """The option of sbatch for it, with the same value unless clusters/slurm computes another."""
+    """The corresponding option of sbatch; clusters/slurm may compute another value for it."""
     in_extra: bool = False
     """Whether `slurm.extra` may set this option too, because 0 has a special meaning for sbatch."""
     unused: tuple[str, ...] = ()
-    """Where it has no effect: `style` (without a controller), `ray`, `local` (on this machine)."""
+    """Where the key has no effect: `style` (no controller), `ray`, `local` (this machine)."""
 
     @property
     def parameter(self) -> str:

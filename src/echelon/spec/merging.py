@@ -26,6 +26,8 @@ class Layer:
 
 @frozen
 class Merged:
+    """A request, and the source of each of its values."""
+
     spec: JobSpec
     origins: Mapping[str, str]
     """Key → the source that set it, or `default`."""
@@ -34,15 +36,15 @@ class Merged:
     host: str = ""
     """Its login host, if that is another machine."""
     workdir: str = ""
-    """The project's folder on that host, if one was named."""
+    """The project's folder on that host, if the profile names one."""
 
 
 OF_PROFILE = ("host", "workdir")
 """Keys of a cluster profile that are not part of a request."""
 
 
-def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
-    """Yield the values that no later layer overrides: an overridden one may be invalid."""
+def _effective_values(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
+    """Yield the values that no later layer overrides. Overridden values may be invalid."""
     tables = {name for name, key in KEYS.items() if key.is_table}
     for number, layer in enumerate(layers):
         later = {name for after in layers[number + 1 :] for name in after.values} - tables
@@ -61,7 +63,7 @@ def merge(layers: Sequence[Layer]) -> Merged:
     origins = dict.fromkeys(KEYS, "default")
     problems: list[str] = []
     hints: list[str] = []
-    for layer, name, raw in _in_force(layers):
+    for layer, name, raw in _effective_values(layers):
         if name not in KEYS:
             problems.append(f"{layer.source}: unknown key '{name}'")
             hints.append(
@@ -88,19 +90,18 @@ def merge(layers: Sequence[Layer]) -> Merged:
         what = f"style '{spec.style}' does not support {show_values(spec, typed)}"
         conflicts += [f"{what}: omit it, or use --style echelon"] if typed else []
     if conflicts:
-        hints.append(_tell_origins(conflicts, origins))
+        hints.append(_describe_origins(conflicts, origins))
     if problems or conflicts:
         hint = "; ".join(dict.fromkeys(filter(None, hints)))
         raise UsageError("; ".join([*problems, *conflicts]), hint=hint)
     return Merged(spec=spec, origins=origins)
 
 
-def _tell_origins(problems: Sequence[str], origins: Mapping[str, str]) -> str:
+def _describe_origins(problems: Sequence[str], origins: Mapping[str, str]) -> str:
     """Return where the keys in these problems were set: the user may not have typed them."""
     words = set(re.findall(r"[a-z_]+", " ".join(problems)))
-    told = [
+    return ", ".join(
         f"{key} is from {source}"
         for key, source in origins.items()
         if source != "default" and words & {key, key.partition(".")[0]}
-    ]
-    return ", ".join(told)
+    )

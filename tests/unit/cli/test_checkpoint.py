@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def told(capsys, *arguments, code=0):
+def run_command(capsys, *arguments, code=0):
     assert run(["checkpoint", *arguments]) == code
     return capsys.readouterr()
 
@@ -39,26 +39,26 @@ def harm(folder, step):
     path.write_bytes(content)
 
 
-def test_they_are_listed(capsys, folder):
-    lines = told(capsys, "ls").out.splitlines()
+def test_checkpoints_are_listed(capsys, folder):
+    lines = run_command(capsys, "ls").out.splitlines()
     assert [line.split()[0] for line in lines] == ["step", "10", "20"]
     assert "(best)" in lines[1]
     assert lines[2].endswith("loss 2.5")
-    facts = json.loads(told(capsys, "ls", NAME, "--json").out)
+    facts = json.loads(run_command(capsys, "ls", NAME, "--json").out)
     assert [(one["step"], one["bytes"], one["ranks"], one["best"]) for one in facts] == [
         (10, 32, 1, True),
         (20, 32, 1, False),
     ]
     (folder / "step-000000020" / "manifest.json").write_text("{}")
-    assert "is damaged" in told(capsys, "ls", str(folder)).out
+    assert "is damaged" in run_command(capsys, "ls", str(folder)).out
 
 
-def test_the_content_is_shown(capsys, folder):
-    text = told(capsys, "show", "last").out
+def test_checkpoint_show_prints_tensors_and_values(capsys, folder):
+    text = run_command(capsys, "show", "last").out
     assert "step 20, saved by 1 rank, 1 tensor" in text
     assert "model/weight" in text
     assert "4×2" in text
-    fact = json.loads(told(capsys, "show", "--step", "10", "--json").out)
+    fact = json.loads(run_command(capsys, "show", "--step", "10", "--json").out)
     assert fact["values"] == {"lr": 0.1}
     assert fact["tensors"][0] == {
         "name": "model/weight",
@@ -69,22 +69,24 @@ def test_the_content_is_shown(capsys, folder):
     }
 
 
-def test_damage_is_found(capsys, folder):
-    assert told(capsys, "verify").out.count("intact") == 2
+def test_checkpoint_verify_finds_damage(capsys, folder):
+    assert run_command(capsys, "verify").out.count("intact") == 2
     harm(folder, 10)
-    told(capsys, "verify", "--step", "20")
-    assert "'state/model/weight' in shard-00000" in told(capsys, "verify", code=66).out
-    facts = json.loads(told(capsys, "verify", "--json", code=66).out)
+    run_command(capsys, "verify", "--step", "20")
+    assert "'state/model/weight' in shard-00000" in run_command(capsys, "verify", code=66).out
+    facts = json.loads(run_command(capsys, "verify", "--json", code=66).out)
     assert [bool(one["problem"]) for one in facts] == [True, False]
 
 
-def test_a_step_is_converted(capsys, folder, tmp_path):
-    told(capsys, "convert", "last", "model.safetensors", "--step", "10")
-    told(capsys, "convert", "model.safetensors", "others", "--to", "echelon", "--step", "3")
+def test_checkpoint_convert_converts_one_step(capsys, folder, tmp_path):
+    run_command(capsys, "convert", "last", "model.safetensors", "--step", "10")
+    run_command(capsys, "convert", "model.safetensors", "others", "--to", "echelon", "--step", "3")
     assert (
         Checkpointer(tmp_path / "others").load().state["model"]["weight"].tolist() == [[10, 10]] * 4
     )
-    assert "already exists" in told(capsys, "convert", "last", "model.safetensors", code=73).err
+    assert (
+        "already exists" in run_command(capsys, "convert", "last", "model.safetensors", code=73).err
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,11 +98,11 @@ def test_a_step_is_converted(capsys, folder, tmp_path):
         (["convert", "last", "x"], 2, "cannot tell the format"),
     ],
 )
-def test_bad_input_is_told(capsys, folder, arguments, code, text):
-    assert text in told(capsys, *arguments, code=code).err
+def test_an_invalid_checkpoint_call_is_an_error(capsys, folder, arguments, code, text):
+    assert text in run_command(capsys, *arguments, code=code).err
 
 
-def test_torch_is_not_needed(folder):
+def test_checkpoint_commands_import_no_torch(folder):
     program = """\
         import sys
         from echelon.cli.main import run

@@ -1,4 +1,4 @@
-"""What Tab offers, asked as the shells ask."""
+"""Shell completion, called as the shells call it."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
 
 
 def offered(*words):
-    """What fish is offered: the plainest of the three, one to a line."""
+    """Return the words that fish is offered, which are printed one per line."""
     environ = {
         **os.environ,
         "_ECHELON_COMPLETE": "complete_fish",
@@ -50,7 +50,7 @@ def offered(*words):
     return [line.split("\t")[0] for line in done.stdout.splitlines() if line]
 
 
-def test_runs_by_their_beginning(place):
+def test_runs_are_completed(place):
     assert sorted(offered("logs", "mn")) == ["mnist-abcd", "mnist-wxyz"]
     assert offered("status", "la") == ["last"]
     assert offered("dash", "vi") == ["vision-abcd"]
@@ -69,17 +69,17 @@ def test_runs_by_their_beginning(place):
         (["run", "sub/"], ["sub/fit.py"]),
     ],
 )
-def test_words_by_their_beginning(place, words, expected):
+def test_option_values_and_scripts_are_completed(place, words, expected):
     assert offered(*words) == expected
 
 
-def test_rules_of_lint():
+def test_lint_rules_are_completed():
     every = completion.complete_rule("")
     assert len(every) > 30
     assert completion.complete_rule(every[1].lower()) == [every[1]]
 
 
-def test_partitions_are_offered_where_slurm_answers_at_once(tmp_path, monkeypatch):
+def test_partitions_are_completed_if_slurm_answers(tmp_path, monkeypatch):
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\necho 'low*|up|infinite|n/a|1|16|(null)'\n")
     sinfo.chmod(0o755)
@@ -90,13 +90,13 @@ def test_partitions_are_offered_where_slurm_answers_at_once(tmp_path, monkeypatc
     assert completion.complete_partition("l") == []
 
 
-def test_every_key_with_a_choice_of_words_is_completed():
+def test_choices_are_completed_and_missing_folders_ignored():
     assert completion.offer(STYLES)("t") == ["torchrun"]
     assert completion.complete_script("/nowhere/at/all/") == []
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
-def test_each_shell_has_its_script_and_can_read_it(capsys, shell):
+def test_completion_script_of_each_shell_is_valid(capsys, shell):
     assert main.run(["--show-completion", shell]) == 0
     script = capsys.readouterr().out
     assert "_ECHELON_COMPLETE=complete_" + shell in script
@@ -104,12 +104,12 @@ def test_each_shell_has_its_script_and_can_read_it(capsys, shell):
         subprocess.run([program, "-n"], input=script, text=True, check=True)
 
 
-def test_a_shell_without_one_is_told(capsys):
+def test_completion_of_an_unsupported_shell_is_an_error(capsys):
     assert main.run(["--show-completion", "tcsh"]) == 2
     assert "hint: choose bash, zsh or fish" in capsys.readouterr().err
 
 
-def test_a_script_is_installed_where_the_shell_looks(tmp_path, capsys, monkeypatch):
+def test_completion_is_installed_in_bashrc(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main.run(["--install-completion", "bash"]) == 0
     assert "new shell" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Tables, for people and for pipes."""
+"""Tables in terminals and in pipes."""
 
 import io
 import sys
@@ -11,7 +11,7 @@ LONG = "a-run-with-a-name-as-long-as-they-get-1234-ab2c"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_one_copies_from_a_table_is_never_cut(monkeypatch, terminal):
+def test_the_first_column_of_a_table_is_never_cut(monkeypatch, terminal):
     output = io.StringIO()
     monkeypatch.setattr(output, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(sys, "stdout", output)
@@ -22,7 +22,7 @@ def test_what_one_copies_from_a_table_is_never_cut(monkeypatch, terminal):
 
 
 @pytest.mark.parametrize("width", [0, 60])
-def test_columns_are_aligned_also_with_wide_characters(width):
+def test_table_columns_are_aligned_with_wide_characters(width):
     rows = [["run", "state"], ["日本", "x"], ["abcdef", "y"]]
     lines = console.render_table(rows, width=width, header=True)
     if not width:
@@ -32,7 +32,7 @@ def test_columns_are_aligned_also_with_wide_characters(width):
         assert lines[2:-1] == [" ──────────────", " 日本     x", " abcdef   y"]
 
 
-def test_the_widest_columns_are_cut_for_a_narrow_terminal():
+def test_the_widest_table_columns_are_cut_in_a_narrow_terminal():
     lines = console.render_table([["a" * 10, "b" * 40, "c" * 60, "d"]], width=50, header=False)
     assert all(len(line) < 50 for line in lines)
     first, second, third, fourth = lines[1].split()

@@ -1,4 +1,4 @@
-"""The token of `echelon dash` in a file, for programs that come back."""
+"""The token file of `echelon dash`, which programs use for repeated calls."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_token_is_created_once_and_is_private(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "told"),
+    ("content", "mode", "message"),
     [
         ("a" * 32, 0o644, "is not private"),
         ("a" * 32, 0o620, "is not private"),
@@ -24,11 +24,11 @@ def test_a_token_is_created_once_and_is_private(tmp_path):
         ("", 0o600, "holds no token"),
     ],
 )
-def test_a_file_that_others_can_read_or_that_has_no_token_is_refused(tmp_path, content, mode, told):
+def test_a_readable_or_invalid_token_file_is_refused(tmp_path, content, mode, message):
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(mode)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         _keep_token(path)
 
 

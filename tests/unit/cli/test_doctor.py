@@ -1,4 +1,4 @@
-"""Which nodes, and which Python, the doctor is asked about."""
+"""The nodes and the Python that the doctor examines."""
 
 import os
 import sys
@@ -21,36 +21,36 @@ from echelon.spec.readers import NodeCount
         (JobSpec(), {}, sys.executable),
     ],
 )
-def test_the_python_that_ranks_would_have(spec, environ, python):
+def test_doctor_uses_the_python_of_the_ranks(spec, environ, python):
     assert choose_interpreter(spec, environ) == python
 
 
-def test_a_name_is_looked_for_on_the_path(tmp_path):
+def test_doctor_finds_python_on_the_path(tmp_path):
     (tmp_path / "python9").touch(mode=0o755)
     path = f"/nowhere:{tmp_path}"
     assert choose_interpreter(JobSpec(python="python9"), {"PATH": path}) == f"{tmp_path}/python9"
 
 
-def test_nodes_that_are_named_are_all_wanted():
+def test_doctor_examines_all_nodes_of_nodelist():
     spec = JobSpec(nodelist="node[1-3],gpu7")
     assert count_nodes(spec, asked=False).nodes == NodeCount(4, 4)
     assert count_nodes(spec, asked=True) == spec
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--nodes", "x"], "is not a number of nodes"),
         (["train.py"], "unexpected extra argument"),
         (["--set", "nodse=2"], "unknown key 'nodse'"),
     ],
 )
-def test_a_wrong_call(arguments, told, capsys):
+def test_doctor_refuses_an_invalid_call(arguments, message, capsys):
     assert run(["doctor", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_allocation_that_is_smaller_than_what_is_asked(tmp_path, monkeypatch, capsys):
+def test_doctor_refuses_more_nodes_than_the_allocation_has(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
@@ -59,7 +59,7 @@ def test_an_allocation_that_is_smaller_than_what_is_asked(tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_slurm(tmp_path, monkeypatch, capsys):
+def test_doctor_with_nodes_requires_slurm(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))  # noqa: PTH120
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert run(["doctor", "--nodes=3", f"--runs-dir={tmp_path}/runs"]) == 69

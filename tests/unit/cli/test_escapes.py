@@ -1,4 +1,4 @@
-"""A run that tries to steer the terminal of whoever looks at it."""
+"""A run whose output tries to control the terminal."""
 
 import json
 import re
@@ -46,19 +46,19 @@ def check(capsys):
         f"nodes --forgive {EVIL}",
     ],
 )
-def test_no_command_passes_control_sequences_on(place, capsys, monkeypatch, call, terminal):
+def test_commands_print_no_raw_control_sequences(place, capsys, monkeypatch, call, terminal):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     main.run(call.split(" "))
     assert check(capsys)
 
 
 @pytest.mark.parametrize("call", ["why", "report", "logs", "watch --once", "nodes"])
-def test_what_was_said_is_still_shown(place, capsys, call):
+def test_commands_show_control_sequences_escaped(place, capsys, call):
     assert main.run(call.split()) == 0
     assert r"\x1b]0;title\x07" in check(capsys)
 
 
-def test_a_job_id_from_a_file_is_made_visible(place, capsys):
+def test_a_job_id_with_control_characters_is_escaped(place, capsys):
     run = RunDir.open(place / "runs" / "train-abcd")
     record = {"job_id": f"local:elsewhere{EVIL}:1:1", "submitted": EVIL}
     for number in (1, 2):
@@ -67,7 +67,7 @@ def test_a_job_id_from_a_file_is_made_visible(place, capsys):
     assert r"\x1b]0;title\x07" in check(capsys)
 
 
-def test_an_error_cannot_fake_a_line_of_ours(capsys, monkeypatch):
+def test_an_error_cannot_contain_a_fake_hint_line(capsys, monkeypatch):
     def fail(*_, **__):
         raise EchelonError("no\nhint: rm -rf ~", hint=EVIL)
 
@@ -76,17 +76,17 @@ def test_an_error_cannot_fake_a_line_of_ours(capsys, monkeypatch):
     assert check(capsys).splitlines()[0] == r"error: no\nhint: rm -rf ~"
 
 
-def test_raw_logs_are_unchanged(place, capsys):
+def test_raw_logs_are_not_escaped(place, capsys):
     assert main.run(["logs", "--raw", "--rank", "1"]) == 0
     assert capsys.readouterr().out == f"1: {EVIL}\n1:  10%|█   |\r100%|████|\n"
 
 
-def test_a_progress_bar_in_a_log_is_shown_once(place, capsys):
+def test_logs_show_only_the_last_state_of_a_progress_bar(place, capsys):
     assert main.run(["logs", "--rank", "1"]) == 0
     assert check(capsys).splitlines()[1] == "1: … 100%|████|"
 
 
-def test_a_script_for_a_file_is_exact_and_in_a_terminal_it_is_visible(place, capsys, monkeypatch):
+def test_a_printed_script_is_escaped_only_in_a_terminal(place, capsys, monkeypatch):
     (place / "train.py").write_text("print()\n")
     call = ["script", "--env", "A=\x1b]0;x\x07", "train.py"]
     assert main.run(call) == 0

@@ -20,7 +20,7 @@ FILES = ["attempts.csv", "metrics.csv", "telemetry.csv", "time.csv"]
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run that nobody has begun, below the folder one is in."""
+    """A run that has not started, below the current folder."""
     monkeypatch.chdir(tmp_path)
     run = RunDir.create(tmp_path / "runs", "r-1")
     run.spec.write_text('script = "train.py"\n')
@@ -29,7 +29,7 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begun(run):
-    """The same after two attempts."""
+    """The same run after two attempts."""
     for attempt in (1, 2):
         with EventWriter(run.events_of(f"controller-{attempt}"), clock=time.time) as events:
             events.write(raw("attempt", job=str(attempt)))
@@ -48,23 +48,23 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_a_run_becomes_files_in_a_folder_of_its_own(begun, tmp_path, capsys):
+def test_export_writes_a_folder_named_after_the_run(begun, tmp_path, capsys):
     assert main.run(["export", "r-1", "--csv"]) == 0
     folder = tmp_path / "r-1-csv"
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert "r-1-csv/metrics.csv: 1 row\n" in capsys.readouterr().out
     assert read(folder / "metrics.csv")[0]["'=loss"] == "0.5"
-    told = [(row["attempt"], row["host"], row["source"]) for row in read(folder / "telemetry.csv")]
-    assert told == [("1", "node1", "rank0"), ("2", "node2", "rank0")]
+    rows = [(row["attempt"], row["host"], row["source"]) for row in read(folder / "telemetry.csv")]
+    assert rows == [("1", "node1", "rank0"), ("2", "node2", "rank0")]
     assert [row["job"] for row in read(folder / "attempts.csv")] == ["1", "2"]
 
 
-def test_the_folder_may_be_named_and_is_made(begun, tmp_path):
+def test_export_creates_the_named_folder(begun, tmp_path):
     assert main.run(["export", "r-1", "--csv", "a/b"]) == 0
     assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == FILES
 
 
-def test_nothing_is_overwritten_unasked(begun, tmp_path, capsys):
+def test_export_overwrites_files_only_with_force(begun, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/time.csv").write_text("mine")
     (tmp_path / "out/metrics.csv").symlink_to("nowhere")
@@ -78,25 +78,25 @@ def test_nothing_is_overwritten_unasked(begun, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["export", "r-1", "--csv"], 66, "has no measurements yet"),
         (["export", "r-1"], 2, "echelon export r-1 --csv"),
         (["export", "r-9", "--csv"], 66, "no run 'r-9' in"),
     ],
 )
-def test_what_cannot_be_exported_is_said(run, capsys, words, code, said):
+def test_an_invalid_export_is_an_error(run, capsys, words, code, message):
     assert main.run(words) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_file_is_no_folder(begun, tmp_path, capsys):
+def test_export_into_a_file_is_an_error(begun, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
     assert main.run(["export", "r-1", "--csv", "out"]) == 73
     assert "is not a directory" in capsys.readouterr().err
 
 
-def test_a_report_and_the_status_agree_on_a_run_whose_controller_was_killed(run, capsys):
+def test_report_and_status_agree_on_a_run_with_a_killed_controller(run, capsys):
     dead = f"local:{os.uname().nodename}:1:0"
     submit_attempt(run, lambda _: dead, lambda job: Job(id=job, state="RUNNING", output=""))
     with EventWriter(run.events_of("controller-1"), clock=time.time) as events:

@@ -1,4 +1,4 @@
-"""Watching a run, with a cluster and a clock of the tests' own."""
+"""Following a run, with a fake cluster and a fake clock."""
 
 import errno
 import io
@@ -53,7 +53,7 @@ def _start(cluster, tmp_path):
     return run
 
 
-def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_path):
+def test_a_requeued_job_is_queried_once_a_second(tmp_path):
     clock = FakeClock()
 
     class _Later(_Cluster):
@@ -64,7 +64,7 @@ def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_pa
     cluster = _Later(Job(id="7", state="PENDING"))
     run = _start(cluster, tmp_path)
     run.outcome(1).write_text("{}")  # from before it was queued again
-    assert following.follow_run(run, cluster, show=False, clock=clock).state == "COMPLETED"
+    assert following.follow_run(run, cluster, show=False, clock=clock) == 0
     assert cluster.asked < 120 + 5 / waiting.LOOK_S + 5
 
 
@@ -82,7 +82,7 @@ def test_waiting_without_output_prints_why_a_run_failed(tmp_path, capsys):
     run = _start(cluster, tmp_path)
     verdict = judge([Failure(cause="exception", message="ValueError: boom", rank=1, node="n")])
     run.verdict.write_text(json.dumps(asdict(verdict)))
-    assert following.follow_run(run, cluster, show=False).exit_code == 3
+    assert following.follow_run(run, cluster, show=False) == 3
     assert "rank 1 on n: ValueError: boom\n  cause: exception" in capsys.readouterr().err
 
 
@@ -93,7 +93,7 @@ def test_waiting_without_output_prints_why_a_run_failed(tmp_path, capsys):
         UnavailableError("slurmctld did not respond for 60 s", hint=""),
     ],
 )
-def test_an_outage_of_storage_or_cluster_cancels_no_run(tmp_path, capsys, trouble):
+def test_an_outage_of_storage_or_cluster_does_not_cancel_the_run(tmp_path, capsys, trouble):
     class _Away(_Cluster):
         def job(self, *_, **__):
             super().job()
@@ -103,7 +103,7 @@ def test_an_outage_of_storage_or_cluster_cancels_no_run(tmp_path, capsys, troubl
 
     cluster = _Away(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster, FakeClock()).state == "COMPLETED"
+    assert following.follow_to_the_end(run, cluster, FakeClock()) == 0
     assert cluster.cancelled == []
     assert capsys.readouterr().err.count("waiting for the run's storage") == 1
 
@@ -125,11 +125,11 @@ class _Interrupted(_Cluster):
         self.stopped.append(job_id)
 
 
-def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, capsys):
+def test_ctrl_c_exits_with_130_on_every_cluster(tmp_path, capsys):
     running, ended = Job(id="7", state="RUNNING"), Job(id="7", state="FAILED", exit_code=143)
     cluster = _Interrupted(running, running, running, ended, at=[2])
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster, FakeClock()).exit_code == 130
+    assert following.follow_to_the_end(run, cluster, FakeClock()) == 130
     assert (cluster.stopped, cluster.cancelled) == (["7"], [])
     assert "press Ctrl-C again to stop immediately" in capsys.readouterr().err
 
@@ -138,11 +138,11 @@ def test_a_second_ctrl_c_cancels_the_run(tmp_path):
     running, ended = Job(id="7", state="RUNNING"), Job(id="7", state="CANCELLED")
     cluster = _Interrupted(*[running] * 5, ended, at=[2, 4])  # the third query is that of `stop`
     run = _start(cluster, tmp_path)
-    assert following.follow_to_the_end(run, cluster, FakeClock()).exit_code == 130
+    assert following.follow_to_the_end(run, cluster, FakeClock()) == 130
     assert (cluster.stopped, cluster.cancelled) == (["7"], ["7"])
 
 
-def test_ctrl_c_leaves_a_run_that_was_submitted(tmp_path, capsys):
+def test_ctrl_c_does_not_stop_a_submitted_run(tmp_path, capsys):
     cluster = _Interrupted(Job(id="7", state="RUNNING"), at=[2])
     run = _start(cluster, tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -226,12 +226,12 @@ def bars(tmp_path, monkeypatch):
     return show
 
 
-def test_a_bar_that_a_rank_draws_is_in_the_last_line_of_a_terminal(bars, capsys):
+def test_a_ranks_progress_bar_is_the_last_line_of_a_terminal(bars, capsys):
     assert bars(Terminal(), 1) == "\r1: …  20%\x1b[K" + "\r\x1b[K"
     assert capsys.readouterr().out == "1: begin\n1: …  30%\n"
 
 
-def test_a_bar_is_printed_now_and_then_where_there_is_no_terminal(bars, monkeypatch):
+def test_a_progress_bar_without_a_terminal_is_printed_every_few_seconds(bars, monkeypatch):
     assert bars(io.StringIO()) == ""
     monkeypatch.setattr(following, "_LINE_S", 0)
     assert bars(io.StringIO()).splitlines()[0] == "0: …  20%"
@@ -277,12 +277,12 @@ def printed(tmp_path, monkeypatch):
         (["-n", "0"], []),
     ],
 )
-def test_lines_are_selected_by_rank_time_and_number(words, lines, printed, capsys):
+def test_logs_select_lines_by_rank_time_and_number(words, lines, printed, capsys):
     assert main.run(["logs", *words]) == 0
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_output_of_a_job_that_is_older_is_not_shown(printed, capsys):
+def test_logs_since_omit_output_of_older_jobs(printed, capsys):
     assert main.run(["logs", "--since", "1970-01-01T00:04+00:00"]) == 0
     assert capsys.readouterr().err == ""
     assert main.run(["logs", "--since", "1970-01-01T00:01:30+00:00"]) == 0
@@ -291,20 +291,20 @@ def test_output_of_a_job_that_is_older_is_not_shown(printed, capsys):
 
 def test_logs_without_recent_lines_are_an_error(printed, capsys):
     assert main.run(["logs", "--rank=1", "--since=2h"]) == 66
-    assert "rank 1 of the run" in (told := capsys.readouterr().err)
-    assert "has not printed anything since 2h" in told
+    assert "rank 1 of the run" in (message := capsys.readouterr().err)
+    assert "has not printed anything since 2h" in message
 
 
 @pytest.mark.parametrize("words", [["--rank", "7"], ["--rank=0-3", "-f"]])
-def test_a_rank_that_does_not_exist_is_an_error(words, printed, capsys):
+def test_logs_of_a_rank_that_does_not_exist_are_an_error(words, printed, capsys):
     assert main.run(["logs", *words]) == 66
-    told = capsys.readouterr().err
-    assert "has no rank" in told
-    assert "its ranks are 0-2" in told
+    message = capsys.readouterr().err
+    assert "has no rank" in message
+    assert "its ranks are 0-2" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--rank", "x"], "'x' is not a rank"),
         (["--rank", "0,,1"], "'' is not a rank"),
@@ -314,9 +314,9 @@ def test_a_rank_that_does_not_exist_is_an_error(words, printed, capsys):
         (["--since", "soon"], "write how long ago (90s, 10m, 1h30m, 2d)"),
     ],
 )
-def test_a_wrong_choice_is_explained(words, told, printed, capsys):
+def test_an_invalid_choice_of_lines_is_an_error(words, message, printed, capsys):
     assert main.run(["logs", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def traceback(rank, *, error="ValueError: boom", mark=""):
@@ -332,7 +332,7 @@ def fold(folded, *lines):
     return [(line.rank, line.text) for line in folded.fold(numbered)]
 
 
-def test_tracebacks_that_ranks_share_are_printed_once():
+def test_a_traceback_of_several_ranks_is_printed_once():
     folded = following.FoldedTracebacks()
     first, second = traceback(0), traceback(1)
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]

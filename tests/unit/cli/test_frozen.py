@@ -1,4 +1,4 @@
-"""Commands and flags are a promise: a change has to be made here as well, on purpose."""
+"""The command line is a public interface: a change of it must also change the golden file."""
 
 from pathlib import Path
 
@@ -20,5 +20,5 @@ def render_command(command, path=()):
     return lines
 
 
-def test_commands_and_flags_are_those_written_down():
+def test_commands_and_flags_match_the_golden_file():
     assert "\n".join(render_command(typer.main.get_command(app))) + "\n" == GOLDEN.read_text()

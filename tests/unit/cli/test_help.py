@@ -1,4 +1,4 @@
-"""Help is where most people learn a command: each has an example that can be pasted."""
+"""Help texts: each command has an example that can be pasted."""
 
 import re
 import shlex
@@ -35,7 +35,7 @@ def help_text(path, capsys, monkeypatch):
     return capsys.readouterr().out
 
 
-def test_every_command_has_one_example_in_a_line_of_its_own(path, help_text):
+def test_the_help_of_every_command_has_one_example(path, help_text):
     found = EXAMPLE.findall(help_text)
     assert len(found) == 1
     before, after = help_text.split(f"  Example: {found[0]}\n")
@@ -43,7 +43,7 @@ def test_every_command_has_one_example_in_a_line_of_its_own(path, help_text):
     assert not after.split("\n")[0]
 
 
-def test_the_example_is_a_right_call_of_that_command(path, help_text):
+def test_the_example_in_the_help_is_a_valid_call(path, help_text):
     line = EXAMPLE.findall(help_text)[0].split(" > ")[0]
     line = line.removeprefix('eval "$(').removesuffix(')"')
     program, *words = shlex.split(line)
@@ -57,7 +57,7 @@ def test_the_example_is_a_right_call_of_that_command(path, help_text):
         assert context.params
 
 
-def test_no_summary_of_a_command_is_cut(path, help_text):
+def test_command_summaries_fit_in_the_list(path, help_text):
     listed = help_text.partition("\nOptions:\n")[2]
     assert not [line for line in listed.splitlines() if line.endswith(("...", "…"))]
 
@@ -71,7 +71,7 @@ def section(text, heading):
 
 
 @pytest.mark.parametrize("path", [()])
-def test_commands_are_listed_by_purpose(help_text):
+def test_the_help_lists_commands_by_purpose(help_text):
     assert headings(help_text) == ["Options", START, LOOK, CHECK, PREPARE]
     assert re.findall(r"^  (\w+) ", section(help_text, START), re.MULTILINE) == [
         *("submit", "run", "stop", "cancel", "resume", "rerun", "sweep")
@@ -82,7 +82,7 @@ def test_commands_are_listed_by_purpose(help_text):
 
 
 @pytest.mark.parametrize("path", [("submit",), ("run",)])
-def test_everyday_flags_come_before_the_others(help_text):
+def test_the_help_lists_everyday_flags_first(help_text):
     assert headings(help_text) == ["Arguments", *SECTIONS, CONFIGURATION]
     everyday = re.findall(r"^  .*?(--[\w-]+)", section(help_text, "Options"), re.MULTILINE)
     assert everyday[:3] == ["--nodes", "--gpus", "--procs"]
@@ -91,7 +91,7 @@ def test_everyday_flags_come_before_the_others(help_text):
 
 @pytest.mark.parametrize("path", [("submit",)])
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
-def test_every_key_is_in_its_section_of_the_help(key, help_text):
+def test_the_help_has_every_key_in_its_section(key, help_text):
     if key.is_argument:
         assert f"  {key.metavar} " in section(help_text, "Arguments")
         return
@@ -101,7 +101,7 @@ def test_every_key_is_in_its_section_of_the_help(key, help_text):
     assert not key.metavar or f"{key.option} {key.metavar}" in shown
 
 
-def test_summaries_of_commands_are_sentences(path):
+def test_command_summaries_are_sentences(path):
     first = (ALL[path].help or "").split("\n\n")[0]
     assert first.endswith(".")
     assert first[:1].isupper()

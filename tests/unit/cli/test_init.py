@@ -26,17 +26,17 @@ TWO_GPU_PARTITIONS = (
 
 
 def answer(folder, program, text, code=0):
-    """Put a program on PATH that says this."""
-    said = folder / f"{program}.txt"
-    said.write_text(text)
+    """Put a program on PATH that prints this text."""
+    output = folder / f"{program}.txt"
+    output.write_text(text)
     path = folder / program
-    path.write_text(f"#!/bin/sh\ncat '{said}'\nexit {code}\n")
+    path.write_text(f"#!/bin/sh\ncat '{output}'\nexit {code}\n")
     path.chmod(0o755)
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder with a script; around it a Slurm, and no settings of the user's own."""
+    """A folder with a script, on a machine with Slurm, for a user without settings."""
     programs, folder = tmp_path / "bin", tmp_path / "project"
     programs.mkdir()
     folder.mkdir()
@@ -56,7 +56,7 @@ def written(project):
     return tomllib.loads((project / "echelon.toml").read_text())
 
 
-def test_the_file_is_of_use_at_once(project, capsys):
+def test_init_writes_a_valid_file(project, capsys):
     assert main.run(["init"]) == 0
     out, err = capsys.readouterr()
     assert out == "wrote echelon.toml\n"
@@ -70,7 +70,7 @@ def test_the_file_is_of_use_at_once(project, capsys):
     assert "#SBATCH --gres=gpu:4\n" in capsys.readouterr().out
 
 
-def test_a_file_that_is_there_stays_as_it_is(project, capsys):
+def test_init_keeps_an_existing_file(project, capsys):
     (project / "echelon.toml").write_text("gpus = 1\n")
     assert main.run(["init"]) == 73
     assert "echelon init --force" in capsys.readouterr().err
@@ -79,12 +79,12 @@ def test_a_file_that_is_there_stays_as_it_is(project, capsys):
     assert written(project)["gpus"] == 4
 
 
-def test_a_link_to_nowhere_is_a_file_too(project):
+def test_init_keeps_a_dangling_link(project):
     (project / "echelon.toml").symlink_to("nowhere")
     assert main.run(["init"]) == 73
 
 
-def test_a_table_in_pyproject_is_not_overruled_unasked(project, capsys):
+def test_init_overrides_a_pyproject_table_only_with_force(project, capsys):
     (project / "pyproject.toml").write_text("[tool.echelon]\ngpus = 1\n")
     assert main.run(["init"]) == 73
     assert "[tool.echelon]" in capsys.readouterr().err
@@ -93,14 +93,14 @@ def test_a_table_in_pyproject_is_not_overruled_unasked(project, capsys):
     assert main.run(["init"]) == 0
 
 
-def test_a_dry_run_prints_the_file_and_writes_none(project, capsys):
+def test_init_dry_run_writes_no_file(project, capsys):
     (project / "echelon.toml").write_text("gpus = 1\n")
     assert main.run(["init", "--dry-run"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["gpus"] == 4
     assert written(project) == {"gpus": 1}
 
 
-def test_a_slurm_that_does_not_answer_is_done_without(project, capsys):
+def test_init_works_if_slurm_does_not_respond(project, capsys):
     answer(project.parent / "bin", "sinfo", "", code=1)
     assert main.run(["init", "--yes"]) == 0
     err = capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_a_slurm_that_does_not_answer_is_done_without(project, capsys):
     assert written(project)["script"] == "train.py"
 
 
-def test_the_users_own_settings_are_not_repeated(project):
+def test_init_omits_the_users_own_settings(project):
     own = project.parent / ".config" / "echelon"
     own.mkdir(parents=True)
     (own / "config.toml").write_text('cpus_per_gpu = 2\ngpus = 2\ncluster = "c"\n[clusters.c]\n')
@@ -117,7 +117,7 @@ def test_the_users_own_settings_are_not_repeated(project):
     assert written(project) == {"script": "train.py"}
 
 
-def test_without_a_terminal_nobody_is_asked(project):
+def test_init_without_a_terminal_uses_the_defaults(project):
     answer(project.parent / "bin", "sinfo", TWO_GPU_PARTITIONS)
     done = subprocess.run(
         [sys.executable, "-m", "echelon", "init"],
@@ -132,7 +132,7 @@ def test_without_a_terminal_nobody_is_asked(project):
 
 
 def in_terminal(project, keys):
-    """Type into the command, in a terminal; return its code and what was seen."""
+    """Type into the command in a terminal; return its exit code and its output."""
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it puts behind
@@ -148,7 +148,7 @@ def in_terminal(project, keys):
     def over():
         try:
             os.read(terminal, 4096)
-        except OSError:  # nobody is at the other end any more
+        except OSError:  # the other end is closed
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             return True
         return False
@@ -158,7 +158,7 @@ def in_terminal(project, keys):
     return codes[0]
 
 
-def test_in_a_terminal_the_user_is_asked_until_the_answer_is_one(project):
+def test_init_in_a_terminal_asks_until_the_answer_is_valid(project):
     answer(project.parent / "bin", "sinfo", TWO_GPU_PARTITIONS)
     keys = [("Enter [a100]:", "h10\n"), ("did you mean 'h100'?", "h100\n")]
     assert in_terminal(project, keys) == 0
@@ -166,7 +166,7 @@ def test_in_a_terminal_the_user_is_asked_until_the_answer_is_one(project):
     assert written(project) == {"script": "train.py", **expected}
 
 
-def test_ctrl_c_at_a_question_writes_nothing(project):
+def test_init_interrupted_at_a_question_writes_no_file(project):
     answer(project.parent / "bin", "sinfo", TWO_GPU_PARTITIONS)
     assert in_terminal(project, [("Enter [a100]:", "\x03")]) == 130
     assert not (project / "echelon.toml").exists()
@@ -181,7 +181,7 @@ def look(folder, environ=None, **answers):
     return gather_facts(folder, shell, {"HOME": str(folder), **(environ or {})})
 
 
-def test_this_machines_gpus_are_counted(tmp_path):
+def test_init_counts_the_gpus_of_this_machine(tmp_path):
     listed = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n"
     assert look(tmp_path, **{"nvidia-smi": listed}).machine.gpus == 2
     failed = Result(argv=("nvidia-smi",), code=9, stdout="NVIDIA-SMI has failed\n")
@@ -189,7 +189,7 @@ def test_this_machines_gpus_are_counted(tmp_path):
     assert look(tmp_path).survey is None
 
 
-def test_an_environment_is_the_active_one_or_one_that_lies_here(tmp_path):
+def test_init_finds_the_active_or_a_local_environment(tmp_path):
     for name in ("venv", "elsewhere/mine"):
         (tmp_path / name / "bin").mkdir(parents=True)
         (tmp_path / name / "bin" / "activate").touch()
@@ -205,13 +205,13 @@ def test_an_environment_is_the_active_one_or_one_that_lies_here(tmp_path):
     assert look(tmp_path / "venv", {"VIRTUAL_ENV": str(tmp_path / "gone")}).environment is None
 
 
-def test_files_that_cannot_be_read_are_no_scripts(tmp_path):
+def test_init_ignores_unreadable_files(tmp_path):
     (tmp_path / "train.py").mkdir()
     (tmp_path / "main.py").write_bytes(b"import torch\n\xff\n")
     assert look(tmp_path).scripts == ("main.py",)
 
 
-def test_a_file_that_others_could_replace_is_written_with_a_warning(project, capsys):
+def test_init_warns_if_others_can_replace_the_file(project, capsys):
     project.chmod(0o777)
     before = os.umask(0)
     try:

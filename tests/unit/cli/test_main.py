@@ -18,7 +18,7 @@ HEAVY = [
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["sandbox", "up", "--help"]])
-def test_help_and_version_load_nothing_heavy(arguments):
+def test_help_and_version_import_nothing_slow(arguments):
     program = (
         "import sys\n"
         "from echelon.cli.main import run\n"
@@ -31,12 +31,12 @@ def test_help_and_version_load_nothing_heavy(arguments):
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     assert main.run(["--version"]) == 0
     assert capsys.readouterr().out == f"echelon {__version__}\n"
 
 
-def test_a_bare_call_shows_the_help(capsys):
+def test_a_call_without_arguments_prints_the_help(capsys):
     assert main.run([]) == 0
     assert "Start and stop runs:" in capsys.readouterr().out
 
@@ -51,7 +51,7 @@ def test_a_bare_call_shows_the_help(capsys):
         (["sandbox", "up", "--mem", "16Go"], "'16Go' is not a memory size", "for example 64G"),
     ],
 )
-def test_a_wrong_call_is_one_line_and_a_hint(capsys, arguments, message, hint):
+def test_an_invalid_call_is_one_error_with_a_hint(capsys, arguments, message, hint):
     assert main.run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -64,7 +64,7 @@ def test_a_wrong_call_is_one_line_and_a_hint(capsys, arguments, message, hint):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A command line whose only command raises what the test says."""
+    """A command line whose only command raises the given error."""
 
     def install(error):
         app = typer.Typer(rich_markup_mode=None)
@@ -119,13 +119,13 @@ def failing(monkeypatch):
         ),
     ],
 )
-def test_errors_end_as_message_and_code(failing, capsys, error, code, expected):
+def test_an_error_is_printed_and_sets_the_exit_code(failing, capsys, error, code, expected):
     failing(error)
     assert main.run(["--no-debug"]) == code
     assert capsys.readouterr().err == expected
 
 
-def test_an_unexpected_error_asks_for_a_report(failing, capsys):
+def test_an_unexpected_error_asks_for_a_bug_report(failing, capsys):
     failing(ValueError("odd"))
     assert main.run(["--no-debug"]) == 70
     err = capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_debug_shows_the_traceback(failing, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_error():
+def test_a_closed_pipe_exits_with_sigpipe():
     done = subprocess.run(
         f"{sys.executable} -m echelon --help | true",
         shell=True,
@@ -151,7 +151,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 @pytest.mark.parametrize("value", ["0", "false", ""])
-def test_debug_can_be_switched_off(failing, capsys, monkeypatch, value):
+def test_debug_variable_can_turn_tracebacks_off(failing, capsys, monkeypatch, value):
     monkeypatch.setenv("ECHELON_DEBUG", value)
     failing(ValueError("odd"))
     assert main.run(["--no-debug"]) == 70
@@ -159,7 +159,7 @@ def test_debug_can_be_switched_off(failing, capsys, monkeypatch, value):
 
 
 @pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])
-def test_output_that_cannot_be_written_is_not_our_fault(redirect):
+def test_unwritable_output_is_not_reported_as_a_bug(redirect):
     command = f"{sys.executable} -m echelon --version {redirect}"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=env, check=False)
@@ -168,7 +168,7 @@ def test_output_that_cannot_be_written_is_not_our_fault(redirect):
     assert "a bug" not in done.stderr
 
 
-def test_output_that_is_not_buffered_cannot_be_written_either():
+def test_unwritable_unbuffered_output_is_not_reported_as_a_bug():
     done = subprocess.run(
         f"{sys.executable} -m echelon config >/dev/full",
         shell=True,
@@ -181,15 +181,15 @@ def test_output_that_is_not_buffered_cannot_be_written_either():
     assert done.stderr.startswith("error: standard output: No space left on device\n")
 
 
-def test_python_m_echelon_is_the_command():
+def test_python_m_echelon_runs_the_command_line():
     done = subprocess.run(
         [sys.executable, "-m", "echelon", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"echelon {__version__}\n"
 
 
-def test_bash_completion_completes(tmp_path):
-    """Through real bash, with the script that --show-completion prints."""
+def test_bash_completes_a_command(tmp_path):
+    """Real bash runs the script that --show-completion prints."""
     typer_completion = importlib.import_module("typer.completion")
     script = typer_completion.get_completion_script(
         prog_name="echelon", complete_var="_ECHELON_COMPLETE", shell="bash"

@@ -1,4 +1,4 @@
-"""What a user sees who has got something wrong: one line with what, one with what to do."""
+"""Errors of invalid calls: one line with the problem, and one with the hint."""
 
 import json
 import os
@@ -16,7 +16,7 @@ NO_CLUSTER = "scontrol: fatal: Could not establish a configuration source"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with a script, a run that has ended and some that are not whole."""
+    """A folder with a script, a run that has ended and some invalid run directories."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CONFIG_HOME", "SLURM_CONF", "SLURM_JOB_ID", "ECHELON_RUNS_DIR"):
@@ -43,7 +43,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def told(capsys, *arguments):
+def run_command(capsys, *arguments):
     code = main.run(list(arguments))
     err = capsys.readouterr().err
     assert "Traceback" not in err
@@ -116,8 +116,8 @@ def told(capsys, *arguments):
         ),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
-    found = told(capsys, *call.split())
+def test_an_invalid_call_has_a_message_and_a_hint(place, capsys, call, expected):
+    found = run_command(capsys, *call.split())
     assert found[0] == expected[0]
     assert expected[1] in found[1]
     assert expected[2] in found[2]
@@ -145,12 +145,12 @@ def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
         (b"env = 3\n", "env: 3 is not a table", "[env]"),
     ],
 )
-def test_a_wrong_project_file_is_told_with_what_to_do(place, capsys, text, message, hint):
+def test_an_invalid_project_file_has_a_message_and_a_hint(place, capsys, text, message, hint):
     (place / "echelon.toml").write_bytes(text)
-    code, said, fix = told(capsys, "config")
+    code, printed_message, printed_hint = run_command(capsys, "config")
     assert code == 2
-    assert message in said
-    assert hint in fix
+    assert message in printed_message
+    assert hint in printed_hint
 
 
 @pytest.mark.parametrize(
@@ -164,43 +164,43 @@ def test_a_wrong_project_file_is_told_with_what_to_do(place, capsys, text, messa
         ("train.py --lr 1", "", False),
     ],
 )
-def test_our_options_behind_the_script_are_mentioned(place, capsys, words, text, warned):
+def test_options_of_echelon_after_the_script_are_a_warning(place, capsys, words, text, warned):
     (place / "train.py").write_text(text)
     main.run(["submit", "--on", "local", "--dry-run", *words.split()])
     assert ("is passed to train.py, which does not mention it" in capsys.readouterr().err) == warned
 
 
-def test_what_only_a_job_uses_is_mentioned_by_run(place, capsys):
+def test_run_warns_of_options_that_only_jobs_use(place, capsys):
     assert main.run(["run", "--partition", "gpu", "--mem", "2G", "train.py"]) == 0
-    said = capsys.readouterr().err
-    assert "without effect, because no job is submitted: partition (gpu), mem (2G)" in said
+    message = capsys.readouterr().err
+    assert "without effect, because no job is submitted: partition (gpu), mem (2G)" in message
 
 
-def test_a_wrong_table_in_pyproject_is_named_in_full(place, capsys):
+def test_an_invalid_pyproject_table_is_named_in_full(place, capsys):
     (place / "pyproject.toml").write_text("[tool]\nechelon = 3\n")
-    assert told(capsys, "config")[2] == "write it as [tool.echelon], with its keys below"
+    assert run_command(capsys, "config")[2] == "write it as [tool.echelon], with its keys below"
 
 
-def test_a_folder_where_the_project_file_should_be(place, capsys):
+def test_a_folder_named_echelon_toml_is_an_error(place, capsys):
     (place / "echelon.toml").mkdir()
-    assert told(capsys, "init", "--force")[0] == 73
+    assert run_command(capsys, "init", "--force")[0] == 73
 
 
-def test_a_machine_without_slurm(place, capsys, monkeypatch):
+def test_submit_without_slurm_is_an_error_with_a_hint(place, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(place / "nowhere"))
     python = f"--python={sys.executable}"
-    code, message, hint = told(capsys, "submit", python, "train.py")
+    code, message, hint = run_command(capsys, "submit", python, "train.py")
     assert (code, message) == (69, "the program 'scontrol' is not installed or not on PATH")
     assert "login node" in hint
     assert "echelon run" in hint
 
 
-def test_a_folder_that_is_gone(place, capsys):
+def test_a_deleted_current_directory_is_an_error(place, capsys):
     gone = place / "gone"
     gone.mkdir()
     os.chdir(gone)
     shutil.rmtree(gone)
-    assert told(capsys, "config") == (
+    assert run_command(capsys, "config") == (
         2,
         "the current directory has been deleted",
         "change to another one: cd",
@@ -215,12 +215,12 @@ def test_a_folder_that_is_gone(place, capsys):
         ("tree_sitter.x", "tree-sitter tree-sitter-bash"),
     ],
 )
-def test_the_packages_of_an_extra_are_named_wherever_one_is_missing(module, packages):
+def test_a_missing_package_names_its_extra(module, packages):
     found = main.explain(ModuleNotFoundError(name=module))
     assert (found.exit_code, found.hint) == (69, f"{sys.executable} -m pip install {packages}")
 
 
-def test_a_missing_module_of_ours_is_our_fault():
+def test_a_missing_module_of_echelon_is_reported_as_a_bug():
     assert main.explain(ModuleNotFoundError("x", name="echelon.x")).exit_code == 70
 
 

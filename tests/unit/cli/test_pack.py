@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    """Return the code, what a program reads, and what a person reads."""
+    """Return the exit code, the JSON output and the messages."""
     code = main.run(["pack", "--workers", "1", *arguments])
     return code, *capsys.readouterr()
 
@@ -38,7 +38,7 @@ def two_splits(folder):
     return folder
 
 
-def test_a_data_set_of_splits_becomes_a_file_for_each(here, capsys):
+def test_each_split_is_packed_into_one_file(here, capsys):
     two_splits(here / "tiny")
     code, out, err = run(capsys, "tiny", "--json")
     assert code == 0
@@ -50,7 +50,7 @@ def test_a_data_set_of_splits_becomes_a_file_for_each(here, capsys):
     assert run(capsys, "--verify", "tiny/train.packed")[0] == 0
 
 
-def test_one_folder_becomes_a_file_beside_it(here, capsys):
+def test_a_folder_without_splits_is_packed_beside_it(here, capsys):
     class_folders(here / "flowers")
     assert run(capsys, "flowers")[0] == 0
     assert sorted(path.name for path in here.iterdir()) == ["flowers", "flowers.packed"]
@@ -58,7 +58,7 @@ def test_one_folder_becomes_a_file_beside_it(here, capsys):
     assert (code, json.loads(out)[0]["state"]) == (0, "up to date")
 
 
-def test_another_file_is_replaced_by_force_alone(here, capsys):
+def test_an_existing_file_is_replaced_only_with_force(here, capsys):
     class_folders(here / "flowers")
     assert run(capsys, "flowers")[0] == 0
     before = (here / "flowers.packed").read_bytes()
@@ -69,7 +69,7 @@ def test_another_file_is_replaced_by_force_alone(here, capsys):
     assert packfile.verify(here / "flowers.packed").height == 4
 
 
-def test_a_dry_run_makes_nothing(here, capsys):
+def test_pack_dry_run_writes_no_file(here, capsys):
     two_splits(here / "tiny")
     code, out, _ = run(capsys, "tiny", "out", "--dry-run", "--split", "val", "--json")
     assert code == 0
@@ -79,7 +79,7 @@ def test_a_dry_run_makes_nothing(here, capsys):
     assert [path.name for path in here.iterdir()] == ["tiny"]
 
 
-def test_what_is_broken_is_listed(here, capsys):
+def test_broken_images_are_listed(here, capsys):
     folder = class_folders(here / "flowers")
     (folder / "bee" / "0001.png").write_text("no image")
     code, _, err = run(capsys, "flowers")
@@ -108,7 +108,7 @@ def test_what_is_broken_is_listed(here, capsys):
         (["--verify", "y.packed"], 66, "there is no packed file y.packed"),
     ],
 )
-def test_wrong_calls_are_one_line_and_a_hint(here, capsys, arguments, code, message):
+def test_an_invalid_pack_call_is_one_error_with_a_hint(here, capsys, arguments, code, message):
     class_folders(here / "flowers")
     save(here / "flat" / "x.png", 1)
     (here / "empty").mkdir()
@@ -134,7 +134,7 @@ def test_wrong_calls_are_one_line_and_a_hint(here, capsys, arguments, code, mess
         ("set", "y.packed", ["val"], ["y.packed"]),
     ],
 )
-def test_files_are_named_after_what_is_in_them(here, source, target, splits, expected):
+def test_packed_files_are_named_after_their_split_or_folder(here, source, target, splits, expected):
     path = type(here)
     named = name_targets(path(source), path(target) if target else None, splits)
     assert [str(named[split]) for split in splits] == [
@@ -142,19 +142,19 @@ def test_files_are_named_after_what_is_in_them(here, source, target, splits, exp
     ]
 
 
-def test_two_splits_cannot_be_one_file(here):
+def test_two_splits_are_not_packed_into_one_file(here):
     with pytest.raises(UsageError, match=r"several splits \(train, val\) into one file"):
         name_targets(here, here / "x.packed", ["train", "val"])
 
 
-def test_sizes():
+def test_size_is_parsed_as_height_and_width():
     assert (parse_size(""), parse_size("64"), parse_size("48x64")) == (None, (64, 64), (48, 64))
     for text in ("0", "-1", "4x", "1x2x3", "٣"):
         with pytest.raises(UsageError):
             parse_size(text)
 
 
-def test_a_log_gets_a_line_every_five_seconds(capsys):
+def test_progress_in_a_log_is_a_line_every_five_seconds(capsys):
     now = 100.0
     lines = ProgressLines("x.packed", clock=lambda: now)
     for done in range(0, 1001, 100):  # one of them a second
@@ -166,7 +166,7 @@ def test_a_log_gets_a_line_every_five_seconds(capsys):
     ]
 
 
-def test_a_terminal_gets_a_bar(here, capsys, monkeypatch):
+def test_progress_in_a_terminal_is_a_bar(here, capsys, monkeypatch):
     class_folders(here / "flowers")
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
@@ -177,7 +177,7 @@ def test_a_terminal_gets_a_bar(here, capsys, monkeypatch):
     assert "12 of 12" in screen.getvalue()
 
 
-def test_without_pillow_the_command_says_how_to_get_it(here):
+def test_pack_without_pillow_names_the_extra(here):
     class_folders(here / "flowers")
     program = (
         "import sys; sys.modules['PIL'] = None\n"
@@ -192,7 +192,7 @@ def test_without_pillow_the_command_says_how_to_get_it(here):
     assert "-m pip install pillow\n" in done.stderr
 
 
-def test_packing_and_verifying_load_no_torch_and_help_no_pillow(here):
+def test_pack_imports_no_torch_and_its_help_no_pillow(here):
     class_folders(here / "flowers")
     program = (
         "import sys\n"
@@ -206,8 +206,8 @@ def test_packing_and_verifying_load_no_torch_and_help_no_pillow(here):
     subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 
 
-def test_ctrl_c_is_quiet_and_the_same_command_goes_on(here):
-    """The last image is a pipe: who opens it knows that all before it are done or being done."""
+def test_pack_continues_after_ctrl_c(here):
+    """The last image is a pipe: it opens once all images before it are packed or in progress."""
     folder = class_folders(here / "flowers", classes=("ant", "bee"), per_class=64)
     last = folder / "bee" / "last.png"
     os.mkfifo(last)

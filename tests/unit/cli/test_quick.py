@@ -12,11 +12,11 @@ from echelon.run.directory import RUNS
 
 ALL = typer.main.get_command(app.app).commands
 ELSEWHERE = {"runs_dir", "context", "address", "cluster", "host", "help"}
-"""Parameters that are left to the library, or that all of them have."""
+"""Parameters that only the library parses, or that all commands have."""
 
 
 @pytest.mark.parametrize("name", quick.COMMANDS)
-def test_options_are_those_of_the_command(name):
+def test_the_quick_table_has_the_options_of_each_command(name):
     options, command = quick.COMMANDS[name], ALL[name]
     known = {one.name: one for one in command.params if one.name not in ELSEWHERE}
     run = known.pop("run", None)
@@ -38,7 +38,7 @@ def test_options_are_those_of_the_command(name):
         assert run.required == (options.run == "")
 
 
-def test_a_host_needs_no_login_for_them():
+def test_quick_commands_need_no_login_on_a_host():
     assert set(LIGHT) == set(quick.COMMANDS)
 
 
@@ -66,7 +66,7 @@ def test_a_host_needs_no_login_for_them():
         ),
     ],
 )
-def test_plain_calls_are_understood(words, values, line):
+def test_plain_calls_are_parsed(words, values, line):
     call = quick.parse(words)
     assert call.line() == line
     assert values.items() <= call.values.items()
@@ -83,11 +83,11 @@ def test_plain_calls_are_understood(words, values, line):
         *(["logs", "--tail=٣"], ["logs", "--since", "-f"], ["ps", "-n5"], ["ps", "--state"]),
     ],
 )
-def test_other_calls_are_left_to_the_library(words):
+def test_calls_that_are_not_plain_are_left_to_typer(words):
     assert quick.parse(words) is None
 
 
-def test_what_they_take_is_what_the_command_takes(monkeypatch, tmp_path):
+def test_quick_calls_pass_the_directory_of_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     seen = {}
@@ -101,7 +101,7 @@ def test_what_they_take_is_what_the_command_takes(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["ps"], ["status"], ["why"], ["logs"]])
-def test_they_load_nothing_heavy(words, tmp_path):
+def test_quick_commands_import_nothing_slow(words, tmp_path):
     heavy = [
         "typer",
         "rich",

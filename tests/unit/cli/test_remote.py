@@ -1,4 +1,4 @@
-"""Commands for another host: which host, and what is executed there."""
+"""Commands about runs on a host: the choice of the host, and the command line there."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ SITE = Site(host="me@login", workdir="~/echelon/project")
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
-    """A project from which a run was submitted to a host; what is executed there is recorded."""
+    """A project with a run on a host; returns the command lines that are executed there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -42,35 +42,35 @@ def sent(tmp_path, monkeypatch):
     return calls
 
 
-def test_a_run_on_a_host_is_asked_about_there(sent):
+def test_a_command_about_a_run_on_a_host_is_executed_there(sent):
     assert main.run(["status", "--json", "train-ab"]) == 7
     assert sent == [(SITE, ["status", "--json", "--", "train-abcd"])]
 
 
-def test_last_is_the_run_on_the_host(sent):
+def test_last_may_be_a_run_on_a_host(sent):
     assert main.run(["why"]) == 7
     assert sent == [(SITE, ["why", "--", "train-abcd"])]
 
 
-def test_a_named_directory_of_runs_is_on_this_machine(sent, tmp_path, capsys):
+def test_runs_dir_names_a_directory_of_this_machine(sent, tmp_path, capsys):
     assert main.run(["status", "--runs-dir", str(tmp_path), "train-abcd"]) == 66
     assert not sent
     assert "no run 'train-abcd'" in capsys.readouterr().err
 
 
-def test_options_are_passed_on_as_they_were_given(sent):
+def test_options_are_sent_to_the_host_unchanged(sent):
     main.run(["logs", "--tail=5", "--rank", "3", "--raw"])
     assert sent[-1][1] == ["logs", "--rank=3", "--tail=5", "--raw", "--", "train-abcd"]
 
 
-def test_a_host_can_be_named(sent, tmp_path):
+def test_the_host_option_selects_a_host(sent, tmp_path):
     main.run(["stop", "--host", "you@other", "last"])
     site, words = sent[-1]
     assert (site.host, site.workdir) == ("you@other", f"~/echelon/{tmp_path.name}")
     assert words == ["stop", "--", "last"]
 
 
-def test_a_profile_names_host_folder_and_python(sent, tmp_path):
+def test_a_cluster_profile_sets_host_folder_and_python(sent, tmp_path):
     (tmp_path / "echelon.toml").write_text(
         '[clusters.alps]\nhost = "me@alps"\nworkdir = "/scratch/me/x"\nvenv = "~/env"\n'
         'partition = "a100"\n'
@@ -89,7 +89,7 @@ def test_a_profile_names_host_folder_and_python(sent, tmp_path):
         ('host = "x"\n', "unknown key 'host'"),
     ],
 )
-def test_bad_profiles_have_one_clear_error(sent, tmp_path, capsys, text, message):
+def test_an_invalid_cluster_profile_is_one_error(sent, tmp_path, capsys, text, message):
     (tmp_path / "echelon.toml").write_text(text)
     words = ["status", "--cluster=a"] if "clusters" in text else ["config"]
     assert main.run(words) == 2
@@ -97,20 +97,20 @@ def test_bad_profiles_have_one_clear_error(sent, tmp_path, capsys, text, message
     assert not sent
 
 
-def test_a_run_on_a_host_cannot_belong_to_a_command(sent, capsys):
+def test_run_on_slurm_refuses_a_host(sent, capsys):
     Path("train.py").write_text("pass\n")
     assert main.run(["run", "--on", "slurm", "--host", "login", "train.py"]) == 2
     assert "echelon submit --follow" in capsys.readouterr().err
 
 
-def test_commands_about_no_run_stay_here_unless_told(sent):
+def test_a_command_without_a_run_is_local_unless_a_host_is_named(sent):
     assert main.run(["clean", "--dry-run"]) == 0
     assert not sent
     main.run(["clean", "--dry-run", "--host", "login"])
     assert sent[-1][1] == ["clean", "--dry-run", "--"]
 
 
-def test_the_doctor_examines_nodes_of_the_host(sent, tmp_path):
+def test_the_doctor_runs_on_the_host(sent, tmp_path):
     (tmp_path / "echelon.toml").write_text(
         'nodes = 8\n[clusters.a]\nhost = "h"\npartition = "p"\n[clusters.a.slurm.extra]\nx = "1"\n'
     )
@@ -121,7 +121,7 @@ def test_the_doctor_examines_nodes_of_the_host(sent, tmp_path):
     assert "--set=nodes=2" in sent[-1][1]
 
 
-def test_flags_that_are_repeated_or_negated_are_rendered():
+def test_repeated_and_negated_flags_are_rendered_for_the_host():
     app = typer.Typer()
     seen = []
 
@@ -139,7 +139,7 @@ def test_flags_that_are_repeated_or_negated_are_rendered():
     assert seen == [["--env=A=1", "--env=B=2 3", "--no-fast", "--", "-x", "y"]]
 
 
-def test_the_run_comes_before_other_arguments():
+def test_the_run_is_the_first_argument_on_the_host():
     line = ["rerun", "--wait", "--", "--lr", "--wait"]
     there = There(site=SITE, run="r", values={}, line=line, command=print)
     assert there.words("--wait") == ["rerun", "--", "r", "--lr", "--wait"]
@@ -158,7 +158,7 @@ def test_the_run_comes_before_other_arguments():
         ("..", "p/sub/train.py", ".", "sub/train.py"),
     ],
 )
-def test_paths_are_those_of_the_project_there(tmp_path, folder, script, there, name):
+def test_paths_on_the_host_are_relative_to_the_project(tmp_path, folder, script, there, name):
     root = tmp_path / "p"
     (root / "sub").mkdir(parents=True)
     spec = JobSpec(script=script.format(root=root), chdir=str(tmp_path))
@@ -171,7 +171,7 @@ def test_paths_are_those_of_the_project_there(tmp_path, folder, script, there, n
 # --- connections that break ---------------------------------------------------------------------
 
 
-def test_a_broken_connection_is_made_again(capsys):
+def test_a_lost_connection_is_made_again(capsys):
     steps = [LostConnectionError("cut"), UnreachableError("refused"), LostConnectionError("cut"), 3]
 
     def step():
@@ -187,7 +187,7 @@ def test_a_broken_connection_is_made_again(capsys):
 @pytest.mark.parametrize(
     "first", [UnavailableError("no network"), NotPermittedError("key refused")]
 )
-def test_a_first_connection_that_fails_is_an_error(first):
+def test_a_failed_first_connection_is_an_error(first):
     def step():
         raise first
 
@@ -195,7 +195,7 @@ def test_a_first_connection_that_fails_is_an_error(first):
         hosts.keep_trying(step, FakeClock())
 
 
-def test_a_shared_connection_that_was_cut_is_made_again_but_not_for_ever():
+def test_a_cut_shared_connection_is_made_again_a_few_times():
     steps = [CutError("cut"), CutError("cut"), 3]
 
     def step():
@@ -212,7 +212,7 @@ def test_a_shared_connection_that_was_cut_is_made_again_but_not_for_ever():
 
 
 @pytest.mark.parametrize("later", [NotPermittedError("key refused"), UnavailableError("disk full")])
-def test_what_no_other_connection_mends_ends_it(later):
+def test_an_error_that_is_not_about_the_connection_is_not_retried(later):
     steps = [LostConnectionError("cut"), later]
 
     def step():
@@ -226,21 +226,21 @@ def test_what_no_other_connection_mends_ends_it(later):
 
 
 @pytest.mark.parametrize("answer", ["/etc/x", "../x", "", ".ssh", "train-zzzz", "train-abcd/../x"])
-def test_a_host_cannot_choose_where_files_go(tmp_path, answer):
+def test_a_host_cannot_choose_the_folder_of_fetched_files(tmp_path, answer):
     with pytest.raises(NotPermittedError, match="the host answered with the run"):
         claim_folder(lambda run_id: tmp_path / run_id, "train-ab", answer)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("answer", ["torch", "src", "build-lib", "conftest.py", "a-1"])
-def test_a_host_cannot_choose_a_name_that_is_no_runs(tmp_path, answer):
+def test_a_host_cannot_answer_with_a_name_that_is_not_a_run(tmp_path, answer):
     for asked in ("last", "12"):
         with pytest.raises(NotPermittedError, match="the host answered with the run"):
             claim_folder(lambda run_id: tmp_path / run_id, asked, answer)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_with_other_files_is_not_used(tmp_path):
+def test_files_are_not_fetched_into_a_folder_with_other_files(tmp_path):
     folder = tmp_path / "results"
     assert claim_folder(lambda _id: folder, "train-ab", "train-abcd") == folder
     assert claim_folder(lambda _id: folder, "last", "train-abcd") == folder  # again
@@ -268,14 +268,14 @@ def test_a_folder_with_other_files_is_not_used(tmp_path):
         (["submit", "--cluster=", "train.py"], "--cluster is empty"),
     ],
 )
-def test_options_that_do_not_fit_a_host_are_refused(sent, capsys, words, message):
+def test_options_that_conflict_with_a_host_are_refused(sent, capsys, words, message):
     Path("train.py").write_text("pass\n")
     assert main.run(words) == 2
     assert message in capsys.readouterr().err
     assert not sent
 
 
-def test_hosts_are_asked_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
+def test_ps_asks_all_hosts_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
     other = Site(host="me@other", workdir="~/x")
     record_run("train-efgh", tmp_path, other, os.environ)
     both = threading.Barrier(2)
@@ -293,13 +293,13 @@ def test_hosts_are_asked_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], [{"run": "x"}]])
-def test_a_host_that_lists_nonsense_is_noted(sent, monkeypatch, capsys, answer):
+def test_ps_notes_a_host_with_an_invalid_answer(sent, monkeypatch, capsys, answer):
     monkeypatch.setattr(remote, "ask_any", lambda _site, _argv: answer)
     assert remote.list_elsewhere() == []
     assert "unexpected answer from me@login" in capsys.readouterr().err
 
 
-def test_a_host_that_does_not_answer_is_not_waited_for(sent, monkeypatch, capsys):
+def test_ps_does_not_wait_for_a_host_that_does_not_answer(sent, monkeypatch, capsys):
     never = threading.Event()
     monkeypatch.setattr(remote, "_ANSWER_S", 0.1)
     monkeypatch.setattr(remote, "ask_any", lambda _site, _argv: never.wait())
@@ -313,7 +313,7 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(hosts.time, "sleep", lambda _s: None)
 
 
-def test_a_rerun_is_asked_for_under_one_name_until_it_is_answered(sent, monkeypatch, no_pause):
+def test_a_rerun_is_requested_again_with_the_same_id(sent, monkeypatch, no_pause):
     asked = []
 
     def ask(_site, argv, _keys):
@@ -329,7 +329,7 @@ def test_a_rerun_is_asked_for_under_one_name_until_it_is_answered(sent, monkeypa
     assert asked[0] == ["rerun", "--json", f"--new-id={new_id}", "--", "train-abcd"]
 
 
-def test_a_rerun_that_was_refused_is_forgotten(sent, monkeypatch):
+def test_a_refused_rerun_is_not_recorded(sent, monkeypatch):
     def ask(_site, _argv, _keys):
         raise ConflictError("no", hint="x")
 
@@ -338,7 +338,7 @@ def test_a_rerun_that_was_refused_is_forgotten(sent, monkeypatch):
     assert [one.run for one in read_register(os.environ)] == ["train-abcd"]
 
 
-def test_a_home_directory_is_never_sent(sent, tmp_path, monkeypatch, capsys):
+def test_a_whole_home_directory_is_not_sent(sent, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     Path("train.py").write_text("pass\n")
     assert main.run(["submit", "--host=h", "train.py"]) == 2
@@ -347,7 +347,7 @@ def test_a_home_directory_is_never_sent(sent, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("ssh", ["shh -F x", "'", "ssh -F /nonexistent"])
-def test_a_wrong_ssh_command_leaves_no_run_on_a_host(sent, monkeypatch, capsys, tmp_path, ssh):
+def test_an_invalid_ssh_command_records_no_run(sent, monkeypatch, capsys, tmp_path, ssh):
     monkeypatch.setenv("ECHELON_SSH", ssh)
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")

@@ -1,4 +1,4 @@
-"""What the commands for everyday use print about runs."""
+"""The output of `ps` and `status`."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def ps(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_run_is_listed_with_its_command_and_request(runs, capsys):
+def test_ps_lists_command_and_request(runs, capsys):
     first, _, third = ps(capsys)
     assert first["command"] == "train.py --lr 0.1 'a b'"
     assert first["request"] == {**ASKED, "time": ""}
@@ -50,7 +50,7 @@ def test_a_run_is_listed_with_its_command_and_request(runs, capsys):
     assert (third["command"], third["duration_s"], third["submitted"]) == ("-m eval.py", None, "")
 
 
-def test_times_are_relative_for_people(runs, capsys):
+def test_ps_shows_relative_times_in_its_table(runs, capsys):
     job = runs / "first-a" / "attempts" / "2" / "job.json"
     record = json.loads(job.read_text())
     job.write_text(json.dumps({**record, "submitted": "2020-01-31T10:00:00+00:00"}))
@@ -76,32 +76,32 @@ def test_times_are_relative_for_people(runs, capsys):
         (["--last=9"], ["first-a", "second-b", "third-c"]),
     ],
 )
-def test_runs_are_selected_by_state_and_age(words, names, runs, capsys):
+def test_ps_selects_runs_by_state_and_number(words, names, runs, capsys):
     assert [row["run"] for row in ps(capsys, *words)] == names
 
 
-def test_an_unknown_state_is_an_error(runs, capsys):
+def test_ps_refuses_an_unknown_state(runs, capsys):
     assert main.run(["ps", "--state", "rnning"]) == 2
-    told = capsys.readouterr().err
-    assert "unknown state 'RNNING'" in told
-    assert "PENDING" in told
+    message = capsys.readouterr().err
+    assert "unknown state 'RNNING'" in message
+    assert "PENDING" in message
     assert main.run(["ps", "--state", "running"]) == 0
     assert "no RUNNING runs in" in capsys.readouterr().err
 
 
-def test_the_summary_says_what_runs_on_how_much_and_for_how_long(runs, capsys):
+def test_status_shows_command_request_and_time(runs, capsys):
     assert main.run(["status", "first-a"]) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert told["command"] == "train.py --lr 0.1 'a b'"
-    assert told["request"] == "2 nodes × 4 ranks, partition low"
-    assert (told["attempts"], told["restarts"], told["elapsed"]) == ("2", "2", "0 s")
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["command"] == "train.py --lr 0.1 'a b'"
+    assert rows["request"] == "2 nodes × 4 ranks, partition low"
+    assert (rows["attempts"], rows["restarts"], rows["elapsed"]) == ("2", "2", "0 s")
     assert main.run(["status", "--json", "first-a"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["request"] == {**ASKED, "time": ""}
     assert (facts["restarts"], facts["restarts_allowed"], facts["remaining_s"]) == (2, None, None)
 
 
-def test_restarts_that_are_left_are_shown(runs, capsys):
+def test_status_shows_the_restart_limit(runs, capsys):
     run = RunDir.open(runs / "third-c")
     with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
         facts = {"attempt": 1, "pid": 1, "job": "7", "saved": -1, "slots": 1}
@@ -110,7 +110,7 @@ def test_restarts_that_are_left_are_shown(runs, capsys):
     assert "restarts   0 of 3\n" in capsys.readouterr().out
 
 
-def test_a_damaged_request_hides_no_run(runs, capsys):
+def test_ps_and_status_accept_a_damaged_request(runs, capsys):
     (runs / "first-a" / "spec.toml").write_text("script = [")
     assert [row["command"] for row in ps(capsys)][-1] == ""
     assert main.run(["status", "first-a"]) == 0

@@ -1,4 +1,4 @@
-"""Jobs of this machine that ended without a word of their own."""
+"""Jobs of this machine, also those that exited without recording an outcome."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from prepared import prepare_run
 
 
 class _Instant(FakeShell):
-    """Starts a program of a test's own, and returns when it has ended; nobody has collected it."""
+    """Starts a given program, and returns when it has ended as a zombie."""
 
     code = "exit 0"
 
@@ -42,7 +42,7 @@ def _submit(shell, tmp_path):
     return current_job(run, cluster)
 
 
-def test_a_process_that_was_gone_before_anybody_looked_is_not_running(tmp_path):
+def test_a_process_that_ended_before_the_first_query_is_not_running(tmp_path):
     job = _submit(FakeShell(), tmp_path)  # whose processes never are
     assert (job.state, job.exit_code) == ("FAILED", 1)
     assert "failed to start" in job.reason
@@ -52,7 +52,7 @@ def test_a_process_that_was_gone_before_anybody_looked_is_not_running(tmp_path):
     ("code", "state", "exit_code"),
     [("exit 0", "COMPLETED", 0), ("exit 3", "FAILED", 3), ("kill -9 $$", "FAILED", 137)],
 )
-def test_whoever_started_it_knows_how_it_ended(tmp_path, code, state, exit_code):
+def test_the_parent_process_knows_the_exit_code(tmp_path, code, state, exit_code):
     shell = _Instant()
     shell.code = code
     job = _submit(shell, tmp_path)
@@ -60,7 +60,7 @@ def test_whoever_started_it_knows_how_it_ended(tmp_path, code, state, exit_code)
     assert (job.state, job.exit_code) == (state, exit_code)
 
 
-def test_a_run_of_another_machine_is_not_said_to_be_stopped(tmp_path):
+def test_stopping_a_run_of_another_machine_is_an_error(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
     run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     for end in (cluster.stop, cluster.cancel):
@@ -79,14 +79,14 @@ def _process(*words):
 
 
 def _claim(run, pid):
-    """Have a run's folder say that its job is this process."""
+    """Record this process as the job of a run."""
     job_id = f"local:{os.uname().nodename}:{pid}:{start_time(pid)}"
     (run.attempts / "1").mkdir()
     (run.attempts / "1" / "job.json").write_text(json.dumps({"job_id": job_id}))
     return job_id
 
 
-def test_a_process_that_is_not_the_runs_is_never_signalled(tmp_path):
+def test_a_process_of_another_program_is_never_signalled(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
     run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     with _process() as bystander:
@@ -99,7 +99,7 @@ def test_a_process_that_is_not_the_runs_is_never_signalled(tmp_path):
         assert bystander.poll() is None
 
 
-def test_a_process_that_was_started_for_the_run_is_signalled(tmp_path):
+def test_the_process_of_a_run_is_signalled(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
     run = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     link = tmp_path / "link"
@@ -115,7 +115,7 @@ def test_a_process_that_was_started_for_the_run_is_signalled(tmp_path):
     "job_id",
     ["local:a:b", "local:h:1:1:1", "local:h:x:1", "--help", "1 2", "", "ray:x", "ray:x-1@a b"],
 )
-def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id):
+def test_ps_lists_all_runs_beside_an_invalid_job_id(tmp_path, monkeypatch, capsys, job_id):
     good, odd = (
         prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path) for _ in range(2)
     )
@@ -134,7 +134,7 @@ def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id)
 
 
 @pytest.mark.parametrize("other", ["ray:x-1", "17"])
-def test_jobs_of_two_places_in_one_run_hide_no_other_run(tmp_path, monkeypatch, capsys, other):
+def test_ps_lists_all_runs_beside_jobs_of_two_clusters(tmp_path, monkeypatch, capsys, other):
     run = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
     for number, job_id in ((1, "local:elsewhere:1:0"), (2, other)):
         (run.attempts / str(number)).mkdir()
@@ -163,7 +163,7 @@ _ALLOCATION = {
         ("2:8", "2:3", "node[1-3]"),
     ],
 )
-def test_an_allocation_is_used_as_far_as_it_is_asked_for(asked, nodes, hosts):
+def test_a_run_uses_the_requested_nodes_of_an_allocation(asked, nodes, hosts):
     spec = JobSpec(nodes=read_nodes(asked)) if asked else JobSpec()
     fitted, environ = fit_allocation(spec, _ALLOCATION, asked=bool(asked))
     assert str(fitted.nodes) == nodes
@@ -177,6 +177,6 @@ def test_an_allocation_with_too_few_nodes_is_an_error():
         fit_allocation(JobSpec(nodes=NodeCount(4, 4)), _ALLOCATION, asked=True)
 
 
-def test_without_an_allocation_the_run_is_on_this_machine():
+def test_a_run_without_an_allocation_is_on_this_machine():
     assert fit_allocation(JobSpec(), {"A": "1"}, asked=False) == (JobSpec(), {"A": "1"})
     assert describe_nodes({"A": "1"}) == "on this machine"

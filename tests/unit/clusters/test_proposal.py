@@ -36,7 +36,7 @@ def on(*partitions, member=None, **more):
 
 
 def values(facts, answers=None):
-    """The proposed keys, through TOML and the reader of requests."""
+    """Return the proposed keys, as read back from the TOML text."""
     if answers is None:
         answers = {one.key: one.default for one in list_questions(facts)}
     made = propose(facts, answers)
@@ -45,19 +45,19 @@ def values(facts, answers=None):
     return found
 
 
-def test_the_default_partition_is_taken_as_it_is():
+def test_the_default_partition_is_not_written():
     facts = on(replace(GPU, default=True), BIG)
     assert list_questions(facts) == []
     assert values(facts) == {"gpus": 4, "cpus_per_task": 12, "time": "1-00:00:00"}
 
 
-def test_a_default_without_gpus_makes_way_for_the_one_that_has_them():
+def test_a_partition_with_gpus_replaces_a_default_without():
     assert list_questions(on(CPU, GPU)) == []
     assert values(on(CPU, GPU))["partition"] == "gpu"
     assert "the default partition, cpu, has no GPUs" in render_file(propose(on(CPU, GPU), {}))
 
 
-def test_which_of_several_is_asked_with_the_largest_first():
+def test_the_question_about_partitions_lists_the_largest_first():
     facts = on(CPU, GPU, BIG)
     (question,) = list_questions(facts)
     assert (question.key, question.choices, question.default) == (
@@ -69,7 +69,7 @@ def test_which_of_several_is_asked_with_the_largest_first():
     assert values(facts, {"partition": "gpu"})["gpus"] == 4
 
 
-def test_a_cluster_without_gpus_is_asked_for_none():
+def test_no_gpus_are_proposed_for_a_cluster_without_gpus():
     assert values(on(CPU)) == {}
     assert "a node has 64 CPUs" in render_file(propose(on(CPU), {}))
 
@@ -84,12 +84,12 @@ def test_a_cluster_without_gpus_is_asked_for_none():
         ("n/a", "n/a", None),
     ],
 )
-def test_the_time_is_the_partitions_and_a_day_at_most(limit, usual, expected):
+def test_the_proposed_time_is_the_partitions_limit_up_to_a_day(limit, usual, expected):
     facts = on(replace(GPU, default=True, limit=limit, usual=usual))
     assert values(facts).get("time") == expected
 
 
-def test_an_account_is_asked_for_only_where_slurm_would_not_know():
+def test_the_account_is_a_question_only_without_a_default():
     two = Membership(accounts=("ml", "vision"))
     (question,) = list_questions(on(CPU, member=two))
     assert (question.key, question.choices) == ("account", ("ml", "vision"))
@@ -102,12 +102,12 @@ def test_an_account_is_asked_for_only_where_slurm_would_not_know():
     assert "yours: long, debug" in text
 
 
-def test_without_a_cluster_this_machine_counts():
+def test_without_a_cluster_the_amounts_are_this_machines():
     assert values(Facts(machine=HERE)) == {"gpus": 2, "cpus_per_task": 6}
     assert values(Facts(machine=Machine(cpus=4))) == {}
 
 
-def test_the_script_is_named_where_there_is_one_and_asked_for_where_there_are_several():
+def test_one_script_is_written_and_several_are_a_question():
     assert values(Facts(machine=Machine(cpus=4), scripts=("fit.py",))) == {"script": "fit.py"}
     several = Facts(machine=Machine(cpus=4), scripts=("evaluate.py", "main.py", "train_big.py"))
     (question,) = list_questions(several)
@@ -117,7 +117,7 @@ def test_the_script_is_named_where_there_is_one_and_asked_for_where_there_are_se
     assert "other candidates: evaluate.py, main.py" in text
 
 
-def test_what_the_users_own_settings_say_is_left_to_them():
+def test_keys_of_the_users_own_settings_are_not_proposed():
     facts = on(
         CPU,
         GPU,
@@ -135,8 +135,8 @@ def test_what_the_users_own_settings_say_is_left_to_them():
 
 
 @pytest.mark.parametrize("facts", [on(CPU, GPU, scripts=("train.py",)), Facts(machine=HERE)])
-def test_every_example_can_be_put_into_effect(facts):
-    """By taking its # away, one at a time."""
+def test_every_example_is_a_valid_setting(facts):
+    """Each example is tested without its comment sign, one at a time."""
     made = propose(facts, {})
     lines = render_file(made).splitlines()
     assert len(made.examples) > 5
@@ -149,7 +149,7 @@ def test_every_example_can_be_put_into_effect(facts):
         assert merged.origins[line.split()[1]] == "echelon.toml"
 
 
-def test_every_line_says_why_and_odd_names_do_no_harm():
+def test_every_line_has_a_reason_and_unprintable_names_are_replaced():
     odd = replace(GPU, name="gpu", limit="1:00\x1b[31m\nnodes = 9")
     text = render_file(propose(on(CPU, odd), {}))
     assert "\x1b" not in text
@@ -170,11 +170,11 @@ def test_every_line_says_why_and_odd_names_do_no_harm():
         ("main.py", "import lightning as L", True),
     ],
 )
-def test_what_looks_like_training(name, text, expected):
+def test_training_scripts_are_recognised(name, text, expected):
     assert looks_like_training(name, text) == expected
 
 
-def test_the_next_commands_name_the_script_only_where_the_file_does_not():
+def test_the_next_commands_name_the_script_if_the_file_does_not():
     bare, named = Facts(machine=HERE), Facts(machine=HERE, scripts=("a.py",))
     assert next_commands(bare, propose(bare, {}))[0][0] == "echelon run SCRIPT.py"
     assert next_commands(named, propose(named, {}))[0][0] == "echelon run"

@@ -1,4 +1,4 @@
-"""What cannot be in one request is told to whoever makes it."""
+"""Conflicting values of one request are refused."""
 
 import pytest
 
@@ -49,14 +49,14 @@ def spec(**values):
         ),
     ],
 )
-def test_what_cannot_be_is_refused(values, problem):
+def test_conflicting_values_are_refused(values, problem):
     with pytest.raises(UsageError) as caught:
         spec(**values)
     assert problem in caught.value.message
 
 
 @pytest.mark.parametrize("source", ["flags", "--set"])
-def test_an_option_that_a_style_does_not_use_is_refused_if_it_is_typed(source):
+def test_a_flag_that_the_style_does_not_support_is_refused(source):
     values = {"style": "torchrun", "restarts": 3, "preload": "x", "nodes": 2}
     with pytest.raises(UsageError, match=r"'torchrun' does not support restarts \(3\), preload"):
         merge([Layer(source=source, values=values)])
@@ -64,17 +64,17 @@ def test_an_option_that_a_style_does_not_use_is_refused_if_it_is_typed(source):
     assert find_unused(merged.spec, "style") == ["restarts", "preload"]
 
 
-def test_to_turn_off_what_a_style_does_not_have_is_no_mistake():
+def test_turning_off_what_the_style_does_not_support_is_accepted():
     values = {"style": "torchrun", "restarts": 0, "hang_timeout": 0}
     merge([Layer(source="flags", values=values)])
 
 
 @pytest.mark.parametrize("name", ["mem", "wait-all-nodes"])
-def test_an_option_whose_0_means_something_else_can_be_given_to_sbatch(name):
+def test_a_key_whose_0_has_a_meaning_may_be_in_slurm_extra(name):
     assert spec(**{"slurm.extra": {name: "0"}}).slurm_extra == {name: "0"}
 
 
 @pytest.mark.parametrize("key", ["procs", "cpus_per_task", "cpus_per_gpu"])
-def test_a_request_for_none_is_refused(key):
+def test_zero_ranks_or_cpus_are_refused(key):
     with pytest.raises(UsageError, match=f"{key}: 0 is too few"):
         spec(**{key: 0, "gpus": 1})

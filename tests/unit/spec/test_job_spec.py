@@ -20,7 +20,7 @@ def spec(**values):
         ({"gpus": 1, "cpus_per_task": 1}, (1, 1, 1, 1, 1, 0)),
     ],
 )
-def test_what_follows_is_never_typed_twice(values, derived):
+def test_derived_values_follow_from_the_request(values, derived):
     s = spec(**values)
     assert (
         s.max_world_size,
@@ -65,7 +65,7 @@ USUAL = (
 )
 
 
-def test_values_are_shown_as_they_are_written():
+def test_values_are_shown_as_users_write_them():
     values = {
         "mem": "64G",
         "nodes": "2:4",
@@ -104,5 +104,5 @@ def test_values_are_shown_as_they_are_written():
         ({"hand_over": "never"}, False, None),
     ],
 )
-def test_only_scripts_that_resume_are_restarted_without_being_asked(values, uses_library, allowed):
+def test_default_restarts_require_a_script_that_resumes(values, uses_library, allowed):
     assert JobSpec(**values).allowed_restarts(uses_library=uses_library) == allowed

@@ -1,4 +1,4 @@
-"""Each key is described once: all that the rest derives from its entry has to be consistent."""
+"""The entries of the keys are consistent, because all other facts are derived from them."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ EVERY_KEY = pytest.mark.parametrize("one", KEYS.values(), ids=list(KEYS))
 
 
 @EVERY_KEY
-def test_its_entry_names_only_what_exists(one):
+def test_the_entry_of_a_key_has_known_values(one):
     assert one.section in SECTIONS
     assert one.scope in (RUN, ROLE)
     assert set(one.unused) <= {"style", "ray", "local"}
@@ -22,14 +22,14 @@ def test_its_entry_names_only_what_exists(one):
 
 
 @EVERY_KEY
-def test_its_flag_takes_values_of_its_kind(one):
+def test_the_flag_of_a_key_matches_its_reader(one):
     assert bool(one.metavar) or one.read.__name__ == "switch"
     assert one.is_repeated or not one.is_table
     assert one.help[-1] not in ".:,"
 
 
 @pytest.mark.parametrize("forms", ["option", "sbatch", "parameter"])
-def test_no_two_keys_have_the_same_name_anywhere(forms):
+def test_keys_have_distinct_names(forms):
     names = [getattr(one, forms) for one in KEYS.values() if not one.is_argument]
     given = [name for name in names if name]
     assert len(set(given)) == len(given)
@@ -59,7 +59,7 @@ SAMPLE = collect_keys(Sample)
         ("words", "words", [], "WORDS", True),
     ],
 )
-def test_a_flag_is_written_as_the_help_shows_it(name, parameter, spellings, metavar, is_repeated):
+def test_a_flag_is_parsed_from_its_help_form(name, parameter, spellings, metavar, is_repeated):
     one = SAMPLE[name]
     assert (one.parameter, one.spellings) == (parameter, spellings)
     assert (one.metavar, one.is_repeated) == (metavar, is_repeated)
@@ -67,7 +67,7 @@ def test_a_flag_is_written_as_the_help_shows_it(name, parameter, spellings, meta
     assert one.is_argument or one.option == spellings[0].partition("/")[0]
 
 
-def test_a_key_knows_its_value_in_a_request():
+def test_a_key_returns_and_shows_its_value():
     sample = Sample(table_of_texts={"a": "1", "b": "2"}, words=("x", "y"))
     assert [name for name, one in SAMPLE.items() if one.is_set(sample)] == ["texts.all", "words"]
     assert SAMPLE["texts.all"].show(sample) == "a=1, b=2"
@@ -79,7 +79,7 @@ def test_a_key_knows_its_value_in_a_request():
     assert [name for name, one in SAMPLE.items() if one.is_table] == ["texts.all"]
 
 
-def test_an_entry_with_an_unknown_fact_is_an_error():
+def test_a_key_with_an_unknown_field_is_an_error():
     @frozen
     class Misspelt:
         count: int = key("--count N", "how many", EVERYDAY, readers.count, 0, ranks=1)

@@ -1,4 +1,4 @@
-"""Layers become one request, and every problem of every layer is told."""
+"""Layers become one request, and all problems of all layers are reported."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from echelon.spec.merging import Layer, merge
 from echelon.spec.readers import NodeCount
 
 
-def test_later_layers_win_and_are_remembered():
+def test_later_layers_override_and_are_recorded_as_origins():
     merged = merge(
         [
             Layer(
@@ -27,7 +27,7 @@ def test_later_layers_win_and_are_remembered():
     assert merged.origins["qos"] == "default"
 
 
-def test_every_problem_is_told_at_once_with_where_it_stands():
+def test_all_problems_are_reported_with_their_source():
     with pytest.raises(UsageError) as caught:
         merge(
             [
@@ -44,8 +44,8 @@ def test_every_problem_is_told_at_once_with_where_it_stands():
     assert "did you mean 'torchrun'?" in hint
 
 
-def test_what_is_replaced_may_be_wrong():
-    """A script with a slip in it can be used all the same, with the right value as a flag."""
+def test_an_overridden_value_may_be_invalid():
+    """A job script with an invalid value can be used with a flag for the valid one."""
     script = Layer(source="job.sh", values={"mem": "16Go", "env": {"A": "1"}})
     assert merge([script, Layer(source="flags", values={"mem": "16G"})]).spec.mem_mib == 16384
     with pytest.raises(UsageError, match="mem: '16Go' is not a memory size"):
@@ -54,7 +54,7 @@ def test_what_is_replaced_may_be_wrong():
         merge([Layer(source="job.sh", values={"env": 3}), script])
 
 
-def test_a_name_that_nobody_knows_is_told_of_every_layer():
+def test_unknown_keys_of_all_layers_are_reported():
     layers = [Layer(source=name, values={"nods": 2}) for name in ("echelon.toml", "--set")]
     with pytest.raises(UsageError) as caught:
         merge(layers)

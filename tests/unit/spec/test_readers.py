@@ -1,4 +1,4 @@
-"""How values may be written, whatever wrote them."""
+"""Reading values from flags and files."""
 
 import signal
 
@@ -32,7 +32,7 @@ from echelon.spec.readers import LimitSignal, count, limit_signal
         ({"slurm.extra": {"signal": "999@60"}}, "'999@60' is not a signal with a time"),
     ],
 )
-def test_what_cannot_be_read_is_refused(values, problem):
+def test_invalid_values_are_refused(values, problem):
     with pytest.raises(UsageError) as caught:
         merge([Layer(source="test", values=values)])
     assert problem in caught.value.message
@@ -55,7 +55,7 @@ def test_a_signal_before_the_limit_is_read_as_sbatch_reads_it(option, expected):
     assert limit_signal(option) == expected
 
 
-def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
+def test_the_hint_for_short_durations_names_seconds():
     with pytest.raises(UsageError) as caught:
         merge([Layer(source="flags", values={"hang_timeout": "x"})])
     assert "90 (seconds)" in f"{caught.value.message} {caught.value.hint}"
@@ -63,6 +63,6 @@ def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
 
 
 @pytest.mark.parametrize("raw", ["9" * 5000, 10**400, "9" * 16])
-def test_a_count_has_an_end(raw):
+def test_a_count_that_is_too_large_is_refused(raw):
     with pytest.raises(UsageError, match="not a whole number"):
         count(raw)

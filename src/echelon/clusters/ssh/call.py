@@ -1,6 +1,6 @@
-"""A command for a login host, as one word: no login shell has to parse it.
+"""A command for a login host, encoded as one word that any login shell passes unchanged.
 
-It travels on standard input, where no other user of the host can read it.
+It is sent on standard input, where no other user of the host can read it.
 """
 
 import base64
@@ -14,9 +14,9 @@ MARK = b"\x1eechelon\n"
 LOST = 255
 """Exit code of ssh if there was no connection, or it broke."""
 LIGHT = ("ps", "status", "why", "logs", "stop", "cancel")
-"""Commands that need no environment of a login but what `login_environment.py` keeps."""
+"""Commands for which the variables that `login_environment.py` keeps are enough."""
 FOLLOW, SUBMIT, SEND = "@follow", "@submit", "@send"
-"""Commands that only another machine gives: `cli/hosted.py` executes them."""
+"""Commands that users cannot give: another machine sends them, and `cli/hosted.py` runs them."""
 
 
 @frozen
@@ -24,22 +24,21 @@ class Call:
     """A command to run on the host."""
 
     argv: tuple[str, ...]
-    """As after `echelon`."""
+    """The words after `echelon`."""
     folder: str
     """Its working directory; `~` is the home directory there."""
     framed: bool = True
-    """It answers with frames: lines of JSON that say what it prints. Otherwise its input and output
-    are a stream of its own."""
+    """Whether it answers with frames, which are lines of JSON. Otherwise it uses a two-way stream
+    or, with `terminal`, a terminal of its own."""
     terminal: bool = False
-    """Its output is shown in a terminal."""
+    """Whether its output is shown in a terminal."""
     columns: int = 0
     lines: int = 0
     attached: bool = False
-    """It ends when we do."""
-
+    """Whether it ends when the connection does."""
     patience_s: float = 120.0
-    """Without a byte from us for so long while it waits for one, a command with a stream ends: the
-    connection is dead, and nobody has told it so."""
+    """How long a command with a stream waits for data. The connection may be dead without a TCP
+    reset."""
 
     @property
     def light(self) -> bool:
@@ -47,11 +46,11 @@ class Call:
         return self.framed and self.argv[:1] != () and self.argv[0] in LIGHT
 
     def encode(self) -> str:
-        """Return it as one word. Pure."""
+        """Return the call as one word. Pure."""
         return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
     def decode(cls, word: str) -> "Call":
-        """Return the call of a word. Pure."""
+        """Return the call that a word encodes. Pure."""
         values = json.loads(base64.urlsafe_b64decode(word))
         return cls(**{**values, "argv": tuple(values["argv"])})

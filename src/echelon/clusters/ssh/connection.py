@@ -33,20 +33,20 @@ COMMAND = "ECHELON_SSH"
 """Variable with the ssh command, such as `ssh -F FILE`."""
 _PERSIST_S = 600
 _ALIVE_S = 5
-"""Seconds between two signs of life; after three without an answer, the connection is lost."""
+"""Seconds between two keepalive messages; the connection is lost after three without an answer."""
 _CONNECT_S = 20
 _LONGEST = 45
-"""Letters of the folder with the sockets. A socket's path has at most 103 on macOS; ssh adds a hash
-of 40 to the folder, and 17 more while it creates the socket."""
+"""Most characters in the path of the folder with the sockets. A socket's path has at most 103 on
+macOS; ssh adds a hash of 40 characters, and 17 more while it creates the socket."""
 _LOOK_S = 0.02
-_MOST_SAID = 1 << 16
-"""Bytes of ssh's messages that are looked at."""
+_MOST_OUTPUT = 1 << 16
+"""Bytes of ssh's messages that are read."""
 _PROMPTS = threading.Lock()
-"""Held while ssh may ask on the terminal: of two hosts, one asks at a time."""
+"""Held while ssh may ask on the terminal, so that two hosts do not ask at the same time."""
 
 
 class Connection:
-    """A login host."""
+    """The shared connection to a login host."""
 
     def __init__(self, host: str, shell: Shell, environ: Mapping[str, str]) -> None:
         self.host = check_host(host)
@@ -79,23 +79,19 @@ class Connection:
         kind = ["-t", "-e", "none"] if terminal else ["-T"]
         return self._shell.open([*self._argv(*kind), command], terminal=terminal)
 
-    def forward(self, port: int, there: int) -> None:
-        """Let connections to a port of this machine go to a port there.
+    def forward(self, port: int) -> None:
+        """Forward connections to a port of this machine to the same port there.
 
         Raises:
             EchelonError: the port is in use, or the host forbids it.
         """
-        self._control("forward", "-L", f"127.0.0.1:{port}:127.0.0.1:{there}").check(
+        self._control("forward", "-L", f"127.0.0.1:{port}:127.0.0.1:{port}").check(
             hint=f"{self.host} may not allow forwarding; use there: echelon dash"
         )
 
-    def cancel_forward(self, port: int, there: int) -> None:
-        """End a forwarding."""
-        self._control("cancel", "-L", f"127.0.0.1:{port}:127.0.0.1:{there}")
-
-    def close(self) -> None:
-        """End the shared connection, and all commands that use it."""
-        self._control("exit")
+    def cancel_forward(self, port: int) -> None:
+        """Forward a port no more."""
+        self._control("cancel", "-L", f"127.0.0.1:{port}:127.0.0.1:{port}")
 
     def _control(self, request: str, *words: str) -> Result:
         return self._shell.run([*self._ssh, *self._shared(), "-O", request, *words, self.host])
@@ -119,7 +115,7 @@ class Connection:
         return self._options
 
     def _own_settings(self) -> dict[str, str]:
-        """Return what the user's configuration says about the host."""
+        """Return the options that the user's configuration sets for the host."""
         try:
             done = self._shell.run([*self._ssh, "-G", "--", self.host])
         except MissingProgramError as error:
@@ -131,20 +127,20 @@ class Connection:
         return {name: value for name, _, value in pairs}
 
     def connect(self) -> None:
-        """Make the shared connection, unless it is there.
+        """Make the shared connection, unless it exists.
 
         Raises:
-            EchelonError: why it cannot be made.
+            EchelonError: it cannot be made.
         """
         if not self._is_connected():
-            with _alone(self._file("lock")):  # of two commands at once, one makes it
+            with _locked(self._lock_path()):  # of two commands at the same time, one connects
                 if not self._is_connected():
                     self._start_master()
 
-    def _file(self, kind: str) -> Path:
-        """Return a file about this host, beside the sockets."""
+    def _lock_path(self) -> Path:
+        """Return the lock file of this host, beside the sockets."""
         about = json.dumps([self._ssh, self.host])
-        return self._folder / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.{kind}"
+        return self._folder / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.lock"
 
     def _is_connected(self) -> bool:
         return self._control("check").code == 0
@@ -154,23 +150,23 @@ class Connection:
         argv = [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host, "true"]
         asks = bool(sys.stdin) and sys.stdin.isatty()
         with _PROMPTS if asks else contextlib.nullcontext(), tempfile.TemporaryFile() as log:
-            # A file, because ssh goes on in the background and would hold a pipe. It asks on the
-            # terminal itself.
+            # A file, because ssh continues in the background and would keep a pipe open. It asks
+            # the user on the terminal itself.
             starting = self._shell.open(argv, log=log)
             shown = 0
             while True:
                 over = starting.poll() is not None
-                said = os.pread(log.fileno(), _MOST_SAID, shown)
-                if said and sys.stderr and sys.stderr.isatty() and not over:
-                    sys.stderr.write(said.decode(errors="replace"))  # such as a banner
+                output = os.pread(log.fileno(), _MOST_OUTPUT, shown)
+                if output and sys.stderr and sys.stderr.isatty() and not over:
+                    sys.stderr.write(output.decode(errors="replace"))  # such as a banner
                     sys.stderr.flush()
-                    shown += len(said)
+                    shown += len(output)
                 if over:
                     break
                 time.sleep(_LOOK_S)
-            said = os.pread(log.fileno(), _MOST_SAID, 0)
+            output = os.pread(log.fileno(), _MOST_OUTPUT, 0)
         if is_lost(starting.returncode):
-            raise explain_ssh(self.host, said.decode(errors="replace"))
+            raise explain_ssh(self.host, output.decode(errors="replace"))
 
 
 def find_sockets(environ: Mapping[str, str]) -> Path:
@@ -194,7 +190,7 @@ def find_sockets(environ: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

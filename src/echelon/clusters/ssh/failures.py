@@ -8,7 +8,7 @@ from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 
 
 class UnreachableError(UnavailableError):
-    """There is no connection to a host; there may be one later."""
+    """A host cannot be reached; a later attempt may succeed."""
 
 
 class CutError(UnreachableError):
@@ -36,13 +36,13 @@ _KNOWN: tuple[tuple[str, Callable[..., EchelonError], str, str], ...] = (
     (
         r"Permission denied|Too many authentication failures|No supported authentication",
         NotPermittedError,
-        "{host} refused the login: {said}",
+        "{host} refused the login: {reason}",
         "this must work first: ssh {host} true; to install a key: ssh-copy-id {host}",
     ),
     (
         r"Could not resolve hostname|Name or service not known|nodename nor servname",
         UnreachableError,
-        "the host {host} is unknown: {said}",
+        "the host {host} is unknown: {reason}",
         "check the name, or add a Host block to ~/.ssh/config",
     ),
     (
@@ -54,20 +54,20 @@ _KNOWN: tuple[tuple[str, Callable[..., EchelonError], str, str], ...] = (
     (
         _AWAY,
         UnreachableError,
-        "cannot connect to {host}: {said}",
+        "cannot connect to {host}: {reason}",
         "check the network or VPN, then: ssh {host} true",
     ),
     (
         r"Bad configuration option|terminating, \d+ bad|Bad owner or permissions",
         UnreachableError,
-        "ssh cannot use its configuration: {said}",
+        "ssh cannot use its configuration: {reason}",
         "correct the file that it names",
     ),
 )
 
 
 def is_lost(code: int) -> bool:
-    """Tell whether ssh ended without a command's exit code: it failed, or a signal killed it."""
+    """Tell whether ssh itself failed or was killed, so that its code is not the command's."""
     return code == LOST or code < 0
 
 
@@ -76,7 +76,7 @@ def explain_ssh(host: str, stderr: str) -> EchelonError:
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" \r\n@")]
     for pattern, kind, message, hint in _KNOWN:
         if found := [line for line in lines if re.search(pattern, line)]:
-            facts = {"host": host, "said": found[-1]}
+            facts = {"host": host, "reason": found[-1]}
             return kind(message.format(**facts), hint=hint.format(**facts))
     hint = f"this must work first: ssh {host} true"
     if not lines:

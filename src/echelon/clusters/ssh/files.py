@@ -1,4 +1,4 @@
-"""The files that Echelon needs on a login host: its own, and its pure-Python dependencies'."""
+"""The files to install on a login host: Echelon's, and its pure-Python dependencies'."""
 
 import re
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ _PARTS = {
         r"plotly/package_data/plotly\.min\.js|[^/]+\.dist-info/(?:METADATA|RECORD)"
     )
 }
-"""What is needed of large packages."""
+"""The needed files of large packages."""
 _UNUSED = ("pygments", "markdown-it-py")
-"""What rich needs only to show source code and Markdown."""
+"""Dependencies of rich that are only for source code and Markdown."""
 _COMPILED = (".so", ".pyd", ".dylib")
 
 
 def find_distributions() -> Iterator[Distribution]:
-    """Yield what Echelon needs and what that needs, as installed here."""
+    """Yield Echelon's direct and indirect dependencies, as installed here."""
     left, known = [*_NEEDED, *_OPTIONAL], set[str]()
     while left:
         name = left.pop(0)
@@ -49,14 +49,14 @@ def required_names(requirements: list[str]) -> list[str]:
 
 @cache
 def find_files() -> dict[str, Path]:
-    """Return the files to bring, by their names there."""
+    """Return the files to install, by their names there."""
     source = Path(_version.__file__).parent
     own = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found = {f"echelon/{path.relative_to(source).as_posix()}": path for path in own}
     for one in find_distributions():
         names = [str(file).replace("\\", "/") for file in one.files or ()]
         if any(name.endswith(_COMPILED) for name in names):
-            continue  # it would not run there; what can be done without it is
+            continue  # compiled for this machine; Echelon works without it there
         part = _PARTS.get(one.name.lower())
         for name in names:
             wanted = part.fullmatch(name) if part else not name.startswith((".", "/"))

@@ -1,7 +1,7 @@
-"""Echelon on a login host: starts its commands there, and talks to them.
+"""Starts commands of Echelon on a login host, and exchanges messages with them.
 
-A command gets what it needs as one word (`Call`), so that no login shell has to parse it. It
-answers with a line that marks its start, because profiles of shells may print anything before it.
+A command's answer begins with a line that marks its start, because the profiles of shells may print
+anything before it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _MOST_ERRORS = 1 << 16
 _SHOWN = 80
 """Bytes of an unexpected answer that an error shows."""
 _LONGEST = 1 << 24
-"""Bytes of a frame, which holds what a command printed at once."""
+"""Most bytes of a frame, which holds a part of a command's output."""
 
 
 class LostConnectionError(UnreachableError):
@@ -42,32 +42,32 @@ class Host:
         self.site = site
         self.connection = Connection(site.host, shell, environ)
         state = state_folder(environ)
-        self._place = f"{FOLDER}/{find_id(site.python, state and state / 'brought.json')}"
+        self._folder = f"{FOLDER}/{find_id(site.python, state and state / 'brought.json')}"
 
     def start(self, call: Call) -> "Talk":
-        """Start a command there; Echelon is brought there first, unless it is there.
+        """Start a command there; install Echelon there first, if it is missing.
 
         Raises:
-            EchelonError: there is no connection, or Echelon cannot be brought.
+            EchelonError: there is no connection, or Echelon cannot be installed.
         """
         talk = self._try(call)
         if talk is None:
-            from echelon.clusters.ssh.install import bring  # noqa: PLC0415
+            from echelon.clusters.ssh.install import install  # noqa: PLC0415
 
-            bring(self.connection, self.site.python, self._place)
+            install(self.connection, self.site.python, self._folder)
             talk = self._try(call)
         if talk is None:
             raise UnavailableError(
                 f"Echelon does not start on {self.site.host}",
                 hint=f"remove its copy there, and try again: ssh {self.site.host} "
-                f"rm -r {self._place}",
+                f"rm -r {self._folder}",
             )
         return talk
 
     def _try(self, call: Call) -> "Talk | None":
         line = self._line("light" if call.light else "")
         talk = Talk(self.site.host, self.connection.open(line))
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # the command has already ended
             talk.input.write(f"{call.encode()}\n".encode())
             talk.input.flush()
         if talk.has_begun():
@@ -77,18 +77,18 @@ class Host:
             raise explain_ssh(self.site.host, errors)
         return None
 
-    def _line(self, word: str = "") -> str:
-        return f'exec /bin/sh "$HOME/{self._place}/echelon" {word}'
+    def _line(self, word: str) -> str:
+        return f'exec /bin/sh "$HOME/{self._folder}/echelon" {word}'
 
     def show(self, call: Call) -> int:
-        """Run a command there in our terminal, and return its exit code; LOST if that broke."""
-        self.start(Call(argv=(), folder="~")).finish()  # so that it is there
+        """Run a command there in our terminal, and return its exit code, or LOST."""
+        self.start(Call(argv=(), folder="~")).finish()  # installs Echelon if it is missing
         code = self.connection.open(self._line(call.encode()), terminal=True).wait()
         return LOST if is_lost(code) else code
 
 
 def parse_frame(line: bytes) -> list[Any] | None:
-    """Return what a line of an answer says; None if it is damaged. Pure."""
+    """Return the kind and the value of a frame; None if the line is damaged. Pure."""
     try:
         frame = json.loads(line)
     except (ValueError, RecursionError):
@@ -128,17 +128,17 @@ class Talk:
                 del self._errors[:-_MOST_ERRORS]
 
     def has_begun(self) -> bool:
-        """Wait for the command's first line; False if there was none."""
+        """Wait for the line that marks the command's start; False if it does not come."""
         while line := self.output.readline(1 << 16):
             if line.endswith(MARK):
                 return True
         return False
 
     def frames(self) -> Iterator[list[Any]]:
-        """Yield what the command says, until its end.
+        """Yield the command's frames, until its end.
 
         Raises:
-            LostConnectionError: before its end.
+            LostConnectionError: the connection broke before the end.
         """
         while (line := self.output.readline(_LONGEST)).endswith(b"\n"):
             frame = parse_frame(line)
@@ -158,8 +158,8 @@ class Talk:
         """Yield the stream of a command that answers with one.
 
         Raises:
-            LostConnectionError: it ended too early.
-            EchelonError: what the other side reported.
+            LostConnectionError: the connection broke.
+            EchelonError: the command reported this error.
         """
         stream = Stream(self.output, self.input, peer=self._host)  # type: ignore[arg-type]
         try:
@@ -170,7 +170,7 @@ class Talk:
             raise
 
     def finish(self) -> tuple[int, str]:
-        """End the conversation; return ssh's exit code, and what was printed as errors."""
+        """Wait for the command's end; return ssh's exit code, and its stderr."""
         with contextlib.suppress(OSError):
             self.input.close()
         code = self._program.wait()
@@ -181,18 +181,18 @@ class Talk:
         return code, self._errors.decode(errors="replace")
 
     def close(self) -> None:
-        """End the conversation now, wherever it is."""
+        """End the command now."""
         self._program.terminate()
         self.finish()
 
     def explain(self) -> EchelonError:
-        """Return why the conversation ended too early: ssh's reason, or the command's."""
+        """Return why the command ended too early: an error of ssh, or its own."""
         code, errors = self.finish()
         if is_lost(code):
             known = explain_ssh(self._host, errors)
             return LostConnectionError(known.message, hint=known.hint)
-        said = (errors.strip().splitlines() or ["no message"])[-1]
+        message = (errors.strip().splitlines() or ["no message"])[-1]
         return EchelonError(
-            f"the command on {self._host} ended with exit code {code}: {said}",
+            f"the command on {self._host} ended with exit code {code}: {message}",
             hint="this is a bug: please report it with the output of `echelon --debug …`",
         )

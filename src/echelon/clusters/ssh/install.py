@@ -1,8 +1,8 @@
-"""Brings Echelon to a login host: its files and those of its pure-Python dependencies.
+"""Installs Echelon and its pure-Python dependencies on a login host.
 
-Nothing has to be installed there but Python 3.11 or newer, and neither side needs the internet.
-Each version has a folder of its own, `~/.local/share/echelon/hosted/ID`; a digest covers what is
-sent. The ranks use the cluster's environment, and never these files.
+The host only needs Python 3.11 or newer, and neither machine needs the internet. Each version has a
+folder of its own, `~/.local/share/echelon/hosted/ID`. The ranks use the cluster's environment, and
+never these files.
 """
 
 import gzip
@@ -107,20 +107,20 @@ def build_archive() -> bytes:
     return content.getvalue()
 
 
-def bring(connection: Connection, python: str, place: str) -> None:
+def install(connection: Connection, python: str, target: str) -> None:
     """Install Echelon on a host.
 
     Args:
         connection: the host.
         python: the Python to use there; empty to look for one.
-        place: the folder for it, in the home directory there.
+        target: the folder to create, in the home directory there.
 
     Raises:
-        EchelonError: there is no Python, or no room.
+        EchelonError: there is no Python, or no disk space.
     """
     found = _find_python(connection, python)
     content = build_archive()
-    folder, _, name = place.rpartition("/")
+    folder, _, name = target.rpartition("/")
     arguments = (
         hashlib.sha256(content).hexdigest(),
         folder,
@@ -140,10 +140,10 @@ def bring(connection: Connection, python: str, place: str) -> None:
 
 def explain_installation(host: str, stderr: str) -> EchelonError:
     """Return the error for files that could not be stored there. Pure."""
-    said = (stderr.strip().splitlines() or ["no message"])[-1]
-    full = "quota" in said or "No space" in said
+    message = (stderr.strip().splitlines() or ["no message"])[-1]
+    full = "quota" in message or "No space" in message
     return UnavailableError(
-        f"Echelon cannot be copied to {host}: {said}",
+        f"Echelon cannot be copied to {host}: {message}",
         hint=f"make room in your home directory there: ssh {host} du -sh '~/.[!.]*' '~/*'"
         if full
         else f"check the home directory there: ssh {host} ls -ld '~' '~/.local'",
@@ -155,14 +155,14 @@ def _find_python(connection: Connection, python: str) -> str:
     return choose_python(connection.host, done.stdout, python)
 
 
-def choose_python(host: str, said: str, wanted: str) -> str:
-    """Return the first Python that is new enough, from what a host listed. Pure.
+def choose_python(host: str, listing: str, wanted: str) -> str:
+    """Return the first Python in a host's listing that is new enough. Pure.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: no Python is new enough.
     """
     found: dict[str, tuple[int, ...]] = {}
-    for line in said.splitlines():
+    for line in listing.splitlines():
         if match := re.fullmatch(r"python: (/.+) (\d+) (\d+) (\d+)", line):
             found.setdefault(match[1], tuple(map(int, match.groups()[1:])))
     for path, version in found.items():

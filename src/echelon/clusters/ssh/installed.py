@@ -1,4 +1,4 @@
-"""Where a version of Echelon is on a login host."""
+"""The folder of this version of Echelon on a login host."""
 
 import contextlib
 import hashlib
@@ -12,15 +12,15 @@ from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.records import find_record
 
 FOLDER = ".local/share/echelon/hosted"
-"""Of all versions, in the home directory there."""
+"""The folder of all versions, in the home directory there."""
 
 
 def find_id(python: str, memory: Path | None = None) -> str:
-    """Return the name of the folder there: of our files, for a Python.
+    """Return the folder's name, which follows from the files to install and the Python there.
 
     Args:
         python: the Python that runs them there.
-        memory: file that remembers the digest of our files, because to find those of other packages
+        memory: file that keeps the digest of the files, because finding the dependencies' files
             takes longer than most commands.
     """
     known = _read_digest(memory) if memory else compute_digest()
@@ -29,9 +29,9 @@ def find_id(python: str, memory: Path | None = None) -> str:
 
 
 def compute_digest() -> str:
-    """Return the digest of all files to bring.
+    """Return a digest of the names, sizes and times of the files to install.
 
-    It depends on their names, sizes and times, because reading them all takes longer.
+    Reading their contents would take longer.
     """
     from echelon.clusters.ssh.files import find_files  # noqa: PLC0415
 
@@ -75,7 +75,7 @@ def describe_installation() -> str:
 
     here = os.getcwd()  # noqa: PTH109  on the path of `python -m`
     for entry in sys.path:
-        if (place := os.path.abspath(entry)) != here:  # noqa: PTH100  as text: every command waits
+        if (place := os.path.abspath(entry)) != here:  # noqa: PTH100  faster than Path
             with contextlib.suppress(OSError):
                 add(place, os.stat(place))  # noqa: PTH116
     add_all(os.path.dirname(_version.__file__))  # noqa: PTH120

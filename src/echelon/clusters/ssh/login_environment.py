@@ -1,8 +1,8 @@
-"""What a login sets on a host that queries need, such as where Slurm's programs are.
+"""Variables of a login on a host that queries need, such as the PATH of Slurm's programs.
 
-A login shell may take longer than the command: it loads modules, and asks file servers. So commands
-that start nothing use what the last login set, for an hour or until a profile is edited. Nothing
-else of its environment is kept: it may hold secrets.
+A login shell may take longer than the command: it loads modules and waits for file servers. So
+commands that start nothing use the variables of the last login, for an hour or until a profile is
+edited. Other variables are not kept, because they may hold secrets.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _PROFILES = (
 
 
 def recall(folder: Path, environ: Mapping[str, str], now_s: float) -> dict[str, str] | None:
-    """Return what the last login on this host has set; None if that is not known any more."""
+    """Return the variables of the last login on this host; None if they are missing or outdated."""
     with contextlib.suppress(OSError, KeyError, TypeError, AttributeError):
         known = find_record(_file(folder))
         fresh = 0 <= now_s - known["time_s"] < _KEPT_S
@@ -42,7 +42,7 @@ def recall(folder: Path, environ: Mapping[str, str], now_s: float) -> dict[str, 
 
 
 def remember(folder: Path, environ: Mapping[str, str], now_s: float) -> None:
-    """Keep what a login has set."""
+    """Keep the variables of a login."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -54,7 +54,7 @@ def remember(folder: Path, environ: Mapping[str, str], now_s: float) -> None:
 
 
 def _file(folder: Path) -> Path:
-    # The home directory may be that of several login hosts.
+    # Several login hosts may share the home directory.
     return folder / f"login-{os.uname().nodename}.json"
 
 
@@ -68,16 +68,17 @@ def _describe_profiles(environ: Mapping[str, str]) -> str:
 
 
 def enter(folder: Path, *, light: bool) -> None:
-    """Take over what the last login has set, or keep what this one has.
+    """Set the variables of the last login, or keep those of this one.
 
     Args:
-        folder: that of this version of Echelon on the host.
-        light: this process is not that of a login; if nothing is known, one replaces it.
+        folder: the folder of this version of Echelon on the host.
+        light: whether this process was started without a login. If no variables are known, it is
+            replaced by one with a login.
     """
     if not light:
         remember(folder, os.environ, time.time())
         return
     known = recall(folder, os.environ, time.time())
     if known is None:
-        os.execv("/bin/sh", ["/bin/sh", str(folder / "echelon")])  # noqa: S606  it logs in
+        os.execv("/bin/sh", ["/bin/sh", str(folder / "echelon")])  # noqa: S606  starts a login
     os.environ |= known

@@ -1,4 +1,4 @@
-"""Where a project is on a cluster that is reached by ssh."""
+"""The place of a project on a cluster that is reached by ssh."""
 
 import re
 
@@ -13,17 +13,17 @@ class Site:
     """A login host, and the project's folder on it."""
 
     host: str
-    """As for ssh: a name of its config, HOST or USER@HOST."""
+    """Destination for ssh: a name of its config, HOST or USER@HOST."""
     workdir: str
     """The project's folder there; `~` is the home directory there."""
     python: str = ""
-    """The Python that runs Echelon there; empty for one from the PATH of a login."""
+    """The Python that runs Echelon there; empty for one on the PATH of a login."""
     cluster: str = ""
-    """Name of the profile it comes from."""
+    """The cluster profile that names the host."""
 
     @property
     def option(self) -> str:
-        """The option that names it on a command line."""
+        """The option that names this site on a command line."""
         return f"--cluster {self.cluster}" if self.cluster else f"--host {self.host}"
 
 
@@ -31,7 +31,7 @@ def check_host(host: str) -> str:
     """Return a host's name.
 
     Raises:
-        UsageError: ssh would not take it for one.
+        UsageError: ssh cannot connect to such a name.
     """
     if not _HOST.fullmatch(host):
         raise UsageError(
@@ -42,5 +42,5 @@ def check_host(host: str) -> str:
 
 
 def default_workdir(project: str) -> str:
-    """Return where a project is kept on hosts, if the profile does not say. Pure."""
+    """Return a project's folder on hosts for profiles without `workdir`. Pure."""
     return f"~/echelon/{re.sub(r'[^A-Za-z0-9._-]+', '-', project).strip('-.') or 'project'}"

@@ -1,8 +1,8 @@
 """Messages and data between two Echelon processes over one two-way byte stream, such as ssh's.
 
 A message is a line with a JSON object. Data that a message announces follows it as raw bytes. The
-stream may end at any byte, and the other end may send anything: whatever it sends, memory stays
-bounded and the error is an `EchelonError`.
+stream may end at any byte, and the other end may send anything. In all cases, memory stays bounded
+and errors are `EchelonError`.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 20
 MOST_LINE_BYTES = 64 << 20
 """Longest message; the description of 50,000 files is far shorter."""
 _SHOWN = 80
-"""How much of an unexpected message an error shows."""
+"""Bytes of an unexpected message that an error shows."""
 _KINDS = {
     kind.exit_code: kind
     for kind in (
@@ -40,7 +40,7 @@ _KINDS = {
 
 
 class PatientFile(io.RawIOBase):
-    """Reads from a file descriptor that has something to read within a time, or raises."""
+    """Reads from a file descriptor, with a time limit for each read."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -51,10 +51,10 @@ class PatientFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what there is.
+        """Fill a buffer with the available data.
 
         Raises:
-            TimeoutError: there is nothing for too long.
+            TimeoutError: no data came within the time limit.
         """
         if not select.select([self._handle], [], [], self.patience_s)[0]:
             raise TimeoutError(f"no data within {self.patience_s:g} s")
@@ -68,7 +68,8 @@ class Stream:
 
     Args:
         reader: a buffered binary file, such as `sys.stdin.buffer` or `Popen.stdout`.
-        writer: likewise, such as `sys.stdout.buffer` or `Popen.stdin`; nobody else may write to it.
+        writer: a buffered binary file that only this stream writes to, such as `sys.stdout.buffer`
+            or `Popen.stdin`.
         peer: the name of the other end in errors, such as a host name.
     """
 
@@ -80,7 +81,7 @@ class Stream:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the stream has ended too early, and the other end did not say why."""
+        """Whether the stream ended too early, without an error from the other end."""
         return self._cut
 
     # --- messages -----------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class Stream:
         self.write(render_json(record).encode() + b"\n")
         self.flush()
 
-    def receive(self, *, most: int = MOST_LINE_BYTES) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Return the next message.
 
         Raises:
@@ -103,11 +104,11 @@ class Stream:
             UnavailableError: the stream ends, or the next line is not a message.
         """
         try:
-            line = self._reader.readline(most + 1)
+            line = self._reader.readline(MOST_LINE_BYTES + 1)
         except (OSError, ValueError) as error:
             raise self._fail() from error
-        if len(line) > most:
-            raise self.refuse(f"a message of more than {most:,} bytes")
+        if len(line) > MOST_LINE_BYTES:
+            raise self.refuse(f"a message of more than {MOST_LINE_BYTES:,} bytes")
         try:
             record = parse_json(line)
         except (ValueError, RecursionError) as error:
@@ -122,10 +123,10 @@ class Stream:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Report an error in the block to the other end too, which raises it when it reads.
+        """Also report an error in the block to the other end, which raises it when it reads.
 
-        Close the stream after an error: the other end may be writing, and reads only then. In
-        nested blocks, an error is reported once.
+        Close the stream after an error: the other end may be writing, and only reads once the
+        stream is closed. In nested blocks, an error is reported once.
         """
         try:
             yield
@@ -138,7 +139,7 @@ class Stream:
             raise
 
     def refuse(self, what: str) -> EchelonError:
-        """Return the error for something that the other end must not send."""
+        """Return the error for data that the other end must not send."""
         return UnavailableError(
             f"unexpected data from {self.peer}: {what}",
             hint="use the same version of Echelon on both ends, and let shell startup files such as"
@@ -163,7 +164,7 @@ class Stream:
             raise self._explain() from error
 
     def flush(self) -> None:
-        """Write out what is buffered; see `send` for errors."""
+        """Write the buffered data; see `send` for errors."""
         try:
             self._writer.flush()
         except (OSError, ValueError) as error:
@@ -171,7 +172,7 @@ class Stream:
 
     def _explain(self) -> EchelonError:
         """Return why the other end has closed the stream: the error that it reported, if any."""
-        if self._closed is None:  # a file that is closed after an error may write once more
+        if self._closed is None:  # closing the file after an error may write again
             self._closed = self._fail()
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 while line := self._reader.readline(MOST_LINE_BYTES):
@@ -185,7 +186,7 @@ class Stream:
         """Return exactly this many raw bytes.
 
         Raises:
-            UnavailableError: the stream ends before.
+            UnavailableError: the stream ends earlier.
         """
         parts: list[bytes] = []
         while count:

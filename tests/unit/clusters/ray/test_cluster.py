@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster: what we ask of its Jobs API, and what we make of the answers."""
+"""Jobs of a Ray cluster: the calls of its Jobs API, and the reading of its answers."""
 
 import http.server
 import json
@@ -41,7 +41,7 @@ VERSION = (200, '{"ray_version": "2.60.0"}')
 
 
 class Api:
-    """Answers as a Ray cluster would; keeps what it was asked."""
+    """A fake Jobs API, which records its calls."""
 
     def __init__(self):
         self.jobs, self.asked, self.trouble = {}, [], {}
@@ -86,7 +86,7 @@ def run(tmp_path):
     return prepare_run(JobSpec(script="train.py", grace_s=7), tmp_path, tmp_path)
 
 
-def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
+def test_a_run_is_submitted_as_a_ray_job_with_its_name(api, cluster, run):
     attempt = queue_attempt(run, cluster, {"SECRET": "x"}, run.script.read_bytes())
     name = f"{run.run_id}-1"
     assert attempt.job_id == f"ray:{name}@http://head:8265"
@@ -100,21 +100,21 @@ def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
     assert current_job(run, cluster).state == "PENDING"
 
 
-def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run):
+def test_a_ray_submission_with_a_lost_answer_is_not_repeated(api, cluster, run):
     api.trouble["POST"] = "taken, answer lost"
     queue_attempt(run, cluster, {}, run.script.read_bytes())
     assert list(api.jobs) == [f"{run.run_id}-1"]
     assert [method for method, *_ in api.asked].count("POST") == 1
 
 
-def test_a_submission_that_nobody_took_is_none(api, cluster, run):
+def test_a_ray_submission_without_a_cluster_leaves_no_attempt(api, cluster, run):
     api.trouble["POST"] = ConnectionRefusedError("refused")
     with pytest.raises(UnavailableError, match="no Ray cluster responds at http://head:8265"):
         queue_attempt(run, cluster, {}, run.script.read_bytes())
     assert not list(run.attempts.iterdir())
 
 
-def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run):
+def test_the_controllers_outcome_applies_once_the_ray_job_has_ended(api, cluster, run):
     job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     write_atomic(run.outcome(1), '{"state": "CANCELLED", "exit_code": 130}')
@@ -125,7 +125,7 @@ def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run)
     assert (job.state, job.exit_code) == ("CANCELLED", 130)
 
 
-def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster, run):
+def test_a_ray_job_that_is_missing_or_of_another_run_is_unknown(api, cluster, run):
     job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["metadata"] = {"echelon_run": "other"}
@@ -134,7 +134,7 @@ def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster
     assert cluster.job(job_id, run_id=run.run_id).state == "UNKNOWN"
 
 
-def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
+def test_the_recorded_outcome_needs_no_ray_cluster(api, cluster, run):
     job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     api.trouble["GET"] = ConnectionRefusedError("refused")
     with pytest.raises(UnavailableError, match="no Ray cluster responds"):
@@ -144,7 +144,7 @@ def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
     assert cluster.job(job_id, run_id=run.run_id).state == "COMPLETED"
 
 
-def test_a_hasty_one_asks_only_once(monkeypatch):
+def test_a_glance_queries_ray_only_once(monkeypatch):
     monkeypatch.setattr("echelon.clusters.ray.address._GLANCE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         fetch = HttpFetch(f"http://127.0.0.1:{deaf.getsockname()[1]}", "", hasty=True)
@@ -155,16 +155,16 @@ def test_a_hasty_one_asks_only_once(monkeypatch):
         assert time.monotonic() - began_s < 3
 
 
-def test_what_is_waited_for_is_the_reason(api, cluster, run):
+def test_the_reason_of_a_waiting_ray_job_is_its_status(api, cluster, run):
     job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["status"] = "RUNNING"
-    told = Status(pid=1, waits="waiting for 3 nodes")
-    write_atomic(run.attempt(1) / NODES, told.render())
+    status = Status(pid=1, waits="waiting for 3 nodes")
+    write_atomic(run.attempt(1) / NODES, status.render())
     assert cluster.job(job_id, run_id=run.run_id).reason == "waiting for 3 nodes"
 
 
-def test_stop_asks_ray_and_cancel_also_leaves_a_record(api, cluster, run):
+def test_stop_and_cancel_stop_the_ray_job_and_cancel_is_recorded(api, cluster, run):
     job_id = queue_attempt(run, cluster, {}, run.script.read_bytes()).job_id
     wish = run.attempt(1) / "cancelled"
     cluster.stop(job_id, run_id=run.run_id)
@@ -193,13 +193,13 @@ def test_stop_asks_ray_and_cancel_also_leaves_a_record(api, cluster, run):
         ({"status": "NEW WORD"}, ("UNKNOWN", 1, "")),
     ],
 )
-def test_states_of_ray_are_translated_to_those_of_jobs(record, expected):
+def test_states_of_ray_are_translated(record, expected):
     job = parse_job(Job(id="x", state=""), record)
     assert (job.state, job.exit_code, job.reason) == expected
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
+def test_a_missing_ray_token_is_an_error_with_a_hint(tmp_path, status):
     fetch = lambda *_: (status, "Unauthorized")  # noqa: E731
     for environ, words in (
         ({}, "requires a token$"),
@@ -210,7 +210,7 @@ def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
             cluster.problems(JobSpec(script="x"))
 
 
-def test_a_token_is_shown_only_to_an_address_that_somebody_named(tmp_path):
+def test_the_ray_token_is_sent_only_to_an_address_that_was_given(tmp_path):
     seen = []
 
     class Asks(http.server.BaseHTTPRequestHandler):
@@ -239,21 +239,21 @@ def test_a_token_is_shown_only_to_an_address_that_somebody_named(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["<html>hello</html>", "[]", '{"version": "1.2"}'])
-def test_somebody_else_who_answers_is_told_from_ray(tmp_path, text):
+def test_an_answer_that_is_not_from_ray_is_an_error(tmp_path, text):
     fetch = lambda *_: (200, text)  # noqa: E731
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
     with pytest.raises(UnavailableError, match="is not Ray's Jobs API"):
         cluster.problems(JobSpec(script="x"))
 
 
-def test_a_cluster_that_is_too_old_is_named(tmp_path):
+def test_a_ray_version_that_is_too_old_is_an_error(tmp_path):
     fetch = lambda *_: (200, '{"ray_version": "2.54.0"}')  # noqa: E731
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
     (problem,) = cluster.problems(JobSpec(script="x"))
     assert problem == "the cluster at http://h:1 has ray 2.54.0, but Echelon needs 2.56"
 
 
-def test_what_ray_does_not_know_is_refused_before_anybody_is_asked(api, cluster):
+def test_options_unknown_to_ray_are_refused_without_a_query(api, cluster):
     spec = JobSpec(script="x", partition="gpu", time="1:00:00", style="srun", hand_over="requeue")
     found = "; ".join(cluster.problems(spec))
     for word in ("partition (gpu)", "time (1:00:00)", "style 'srun'", "hand_over 'requeue'"):
@@ -275,7 +275,7 @@ SLURMS = {
 
 
 @pytest.mark.parametrize("key", SLURMS)
-def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
+def test_slurm_keys_are_ignored_in_files_and_refused_as_flags_on_ray(key):
     layer = lambda source: Layer(source=source, values={"script": "x", key: SLURMS[key]})  # noqa: E731
     spec, dropped = drop_slurm_only_keys(merge([layer("echelon.toml")]))
     assert spec == JobSpec(script="x")
@@ -305,9 +305,7 @@ def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
         ),
     ],
 )
-def test_a_python_without_the_clusters_ray_gets_the_command_that_installs_it(
-    api, tmp_path, shown, expected
-):
+def test_a_python_without_ray_has_a_hint_to_install_it(api, tmp_path, shown, expected):
     shell = FakeShell(answers={"/p": shown})
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=shell, fetch=api)
     assert cluster.problems(JobSpec(script="x", python="/p")) == expected
@@ -316,7 +314,7 @@ def test_a_python_without_the_clusters_ray_gets_the_command_that_installs_it(
 # --- which addresses may be contacted -----------------------------------------------------------
 
 
-def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path):
+def test_a_submission_records_the_ray_address_privately(api, run, tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     for _ in range(2):
         cluster = RayCluster("http://head:1", tmp_path, environ, shell=FakeShell(), fetch=api)
@@ -328,28 +326,28 @@ def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path)
     assert given_addresses(environ) == {"http://head:1"}
 
 
-def test_the_usual_address_is_not_recorded_as_given(api, run, tmp_path):
+def test_the_default_ray_address_is_not_recorded_as_given(api, run, tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     cluster = RayCluster("", tmp_path, environ, shell=FakeShell(), fetch=api)
     queue_attempt(run, cluster, {}, run.script.read_bytes())
     assert given_addresses(environ) == set()
 
 
-def test_an_address_that_was_not_given_is_not_contacted(api, run, tmp_path):
+def test_a_ray_address_that_was_not_given_is_not_contacted(api, run, tmp_path):
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, given=False)
     with pytest.raises(NotPermittedError, match="you never gave it"):
         cluster.job(f"ray:{run.run_id}-1@http://h:1", run_id=run.run_id)
     assert not api.asked
 
 
-def test_variables_name_addresses_too():
+def test_variables_give_ray_addresses():
     variables = {"RAY_API_SERVER_ADDRESS": "a:1", "RAY_ADDRESS": "https://b/"}
     assert given_addresses(variables) == {"http://a:1", "https://b"}
     assert given_addresses({"RAY_ADDRESS": "10.0.0.1:6379"}) == set()
     assert given_addresses({"RAY_ADDRESS": "auto", "RAY_API_SERVER_ADDRESS": "file:///x"}) == set()
 
 
-def test_a_record_that_others_may_have_written_does_not_count(tmp_path):
+def test_a_record_of_addresses_that_others_can_write_is_ignored(tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     remember_address("http://head:1", environ)
     record = tmp_path / "echelon" / "ray-addresses"
@@ -369,7 +367,7 @@ def test_a_record_that_others_may_have_written_does_not_count(tmp_path):
     assert given_addresses({}) == set()
 
 
-def test_a_job_id_is_not_a_path_of_the_api(api, cluster, run):
+def test_a_job_id_is_quoted_in_the_path_of_the_ray_api(api, cluster, run):
     cluster.job(f"ray:../../api/version?x-1@{cluster.address}", run_id=run.run_id)
     assert api.asked[-1][1] == "/api/jobs/..%2F..%2Fapi%2Fversion%3Fx-1"
 
@@ -392,7 +390,7 @@ def test_a_job_id_is_not_a_path_of_the_api(api, cluster, run):
         ("c:3", {"RAY_ADDRESS": "http://a:1"}, "http://c:3"),
     ],
 )
-def test_where_the_cluster_is(asked, environ, expected):
+def test_the_ray_address_is_found(asked, environ, expected):
     assert find_address(asked, environ) == expected
 
 
@@ -403,7 +401,7 @@ def test_where_the_cluster_is(asked, environ, expected):
         *("http://bad host:1", "?x=1", "http://h:1?x=1", "http://h:1\n", "http://h:0", "h:1#a"),
     ],
 )
-def test_what_is_no_address(asked):
+def test_an_invalid_ray_address_is_an_error(asked):
     with pytest.raises(UsageError, match="not a valid address of Ray's Jobs API"):
         find_address(asked, {})
     with pytest.raises(UsageError, match="not a valid address of Ray's Jobs API"):
@@ -411,13 +409,13 @@ def test_what_is_no_address(asked):
 
 
 @pytest.mark.parametrize("known", ["10.0.0.1:6379", "ray://head:10001"])
-def test_an_address_that_is_not_for_jobs_is_not_passed_over(known):
+def test_a_ray_address_without_the_jobs_api_is_an_error(known):
     with pytest.raises(UsageError, match=r"is an address for ray\.init"):
         find_address("", {"RAY_ADDRESS": known})
     assert find_address("http://h:1", {"RAY_ADDRESS": known}) == "http://h:1"
 
 
-def test_the_token_is_found_where_ray_itself_looks(tmp_path):
+def test_the_ray_token_is_found_as_ray_does(tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("usual\n")
     (tmp_path / "other").write_text("named\n")
@@ -428,7 +426,7 @@ def test_the_token_is_found_where_ray_itself_looks(tmp_path):
     assert find_token({"HOME": "/nowhere"}) == ""
 
 
-def test_a_jobs_name_says_where_to_ask():
+def test_the_name_of_a_ray_job_contains_its_address():
     name = parse_job_name("ray:train-abcd-2@http://head:8265")
     assert (name.submission, name.address) == ("train-abcd-2", "http://head:8265")
     assert str(name) == "ray:train-abcd-2@http://head:8265"
@@ -437,7 +435,7 @@ def test_a_jobs_name_says_where_to_ask():
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "a'; echo foo", 'q"`$(echo foo)\\', "ü\n2"])
-def test_the_command_runs_the_script_whatever_its_folder_is_called(tmp_path, name):
+def test_the_ray_command_quotes_the_folder_of_the_script(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     script = "echo attempt $1 of ${0##*/}\n"
@@ -457,7 +455,7 @@ def test_the_command_runs_the_script_whatever_its_folder_is_called(tmp_path, nam
     assert (folder / "out").read_text() == "attempt 3 of job.sbatch\n"
 
 
-def test_an_activated_environment_is_named_for_a_job_that_will_not_have_it():
+def test_the_active_environment_is_set_for_a_ray_job():
     active = {"VIRTUAL_ENV": "/venv"}
     assert choose_python(JobSpec(), active, inherits=False).python == "/venv/bin/python"
     assert choose_python(JobSpec(), active, inherits=True).python == ""

@@ -1,4 +1,4 @@
-"""Nodes for a moment: what is asked of salloc, and that it ends however we do."""
+"""Nodes that are held for a short time: the call of salloc, and the end of its allocation."""
 
 import os
 import stat
@@ -28,14 +28,14 @@ def test_salloc_gets_the_options_of_the_request():
     assert not [word for word in argv if word.startswith("--output")]
 
 
-def test_the_variables_of_an_allocation():
-    said = "salloc: Granted job allocation 7\nSLURM_JOB_ID=7\nSLURM_JOB_NODELIST=n[1-2]\nready\n"
-    assert parse_held(said) == {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+def test_the_variables_of_an_allocation_are_parsed():
+    output = "salloc: Granted job allocation 7\nSLURM_JOB_ID=7\nSLURM_JOB_NODELIST=n[1-2]\nready\n"
+    assert parse_held(output) == {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.fixture
 def salloc(tmp_path):
-    """Puts a program in the place of salloc; returns the variables with which it is found."""
+    """Installs a fake salloc; returns variables with its PATH."""
 
     def write(script):
         path = tmp_path / "salloc"
@@ -47,7 +47,7 @@ def salloc(tmp_path):
 
 
 class Found(LocalShell):
-    """Finds programs where the variables say, as a command line's shell would."""
+    """Finds programs on the PATH of the given variables."""
 
     def start(self, argv, *, log, env=None, keep=()):
         program = os.path.join(env["PATH"].split(":")[0], argv[0])  # noqa: PTH118
@@ -62,7 +62,7 @@ touch "$(dirname "$0")/released"
 """
 
 
-def test_the_nodes_are_ours_until_we_are_done(salloc, tmp_path):
+def test_nodes_are_held_until_the_block_ends(salloc, tmp_path):
     environ = {**salloc(RUN_COMMAND), "SLURM_JOB_ID": "1"}  # of some job around us
     with hold_nodes(JobSpec(), Found(), environ, tell=print) as held:
         assert held["SLURM_JOB_ID"] == "7"
@@ -70,7 +70,7 @@ def test_the_nodes_are_ours_until_we_are_done(salloc, tmp_path):
     assert (tmp_path / "released").exists()
 
 
-def test_they_are_given_back_after_an_error_too(salloc, tmp_path):
+def test_nodes_are_released_after_an_error(salloc, tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
         hold_nodes(JobSpec(), Found(), salloc(RUN_COMMAND), tell=print),
@@ -79,7 +79,7 @@ def test_they_are_given_back_after_an_error_too(salloc, tmp_path):
     assert (tmp_path / "released").exists()
 
 
-def test_a_request_that_slurm_refuses(salloc):
+def test_a_refused_allocation_is_an_error(salloc):
     refused = "echo 'salloc: error: Invalid account' >&2; exit 1\n"
     with (
         pytest.raises(UsageError, match="Slurm does not allocate the nodes: Invalid account"),
@@ -88,14 +88,14 @@ def test_a_request_that_slurm_refuses(salloc):
         raise AssertionError
 
 
-def test_nodes_that_have_to_start_first_are_waited_for_aloud(salloc):
+def test_waiting_for_nodes_to_start_is_reported(salloc):
     starting = f"echo 'salloc: Waiting for resource configuration'; sleep 0.2\n{RUN_COMMAND}"
-    told = []
-    with hold_nodes(JobSpec(), Found(), salloc(starting), tell=told.append):
-        assert told == ["waiting for the nodes to start"]
+    reported = []
+    with hold_nodes(JobSpec(), Found(), salloc(starting), tell=reported.append):
+        assert reported == ["waiting for the nodes to start"]
 
 
-def test_who_gives_up_waiting_takes_the_request_back(salloc, tmp_path):
+def test_an_interrupted_wait_cancels_the_allocation(salloc, tmp_path):
     waiting = """\
 trap 'touch "$(dirname "$0")/revoked"; exit 1' TERM
 echo 'salloc: job 7 queued and waiting for resources'

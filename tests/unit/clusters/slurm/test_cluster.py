@@ -24,7 +24,7 @@ def failed(stderr, code=1):
 
 
 def in_turn(*results):
-    """Answer each call with the next result; the last one stays."""
+    """Answer each call with the next result, and all later ones with the last result."""
     left = list(results)
     return lambda _argv: left.pop(0) if len(left) > 1 else left[0]
 
@@ -44,7 +44,7 @@ def spec(**values):
     return merge([Layer(source="x", values=values)]).spec
 
 
-def test_a_submission_returns_the_jobs_id():
+def test_a_submission_returns_the_job_id():
     shell = FakeShell(answers={"sbatch": "42\n"})
     assert submit(shell) == "42"
     (*words, path, attempt) = shell.calls[0]
@@ -52,7 +52,7 @@ def test_a_submission_returns_the_jobs_id():
     assert (Path(path).name, attempt) == ("job.sh", "1")
 
 
-def test_what_is_queued_is_what_was_checked_wherever_the_file_lies(tmp_path):
+def test_the_checked_content_is_submitted_not_the_file(tmp_path):
     seen = []
 
     def sbatch(argv):
@@ -68,20 +68,20 @@ def test_what_is_queued_is_what_was_checked_wherever_the_file_lies(tmp_path):
     assert not Path(shell.calls[0][-2]).exists()
 
 
-def test_a_federated_answer_has_the_cluster_behind_the_id():
+def test_the_job_id_of_a_federated_cluster_is_parsed():
     assert submit(FakeShell(answers={"sbatch": "42;big\n"})) == "42"
 
 
-def test_a_refusal_is_told_and_not_repeated():
+def test_a_refused_submission_is_an_error_and_not_repeated():
     shell = FakeShell(answers={"sbatch": failed("sbatch: error: Invalid account\n")})
     with pytest.raises(UsageError, match="Slurm rejected the job: Invalid account"):
         submit(shell)
     assert len(shell.calls) == 1
 
 
-def test_a_refusal_names_the_nodes_that_are_left_out():
+def test_a_refused_submission_names_the_avoided_nodes():
     shell = FakeShell(answers={"sbatch": failed("sbatch: error: not available\n")})
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as raised:
         cluster(shell).submit(
             Path("job.sh"),
             content=b"",
@@ -90,32 +90,32 @@ def test_a_refusal_names_the_nodes_that_are_left_out():
             environ={},
             exclude="node[1-3]",
         )
-    assert told.value.hint == "the job avoids node[1-3]; to see why: echelon nodes"
+    assert raised.value.hint == "the job avoids node[1-3]; to see why: echelon nodes"
 
 
-def test_a_controller_that_is_away_for_a_moment_is_waited_for():
+def test_a_short_outage_of_slurmctld_is_waited_for():
     answers = {"sbatch": in_turn(failed(AWAY), Result(argv=(), stdout="7\n")), "squeue": ""}
     slept = []
     assert submit(FakeShell(answers=answers), slept) == "7"
     assert slept == [0.5]
 
 
-def test_a_submission_whose_answer_was_lost_is_not_made_twice():
+def test_a_submission_with_a_lost_answer_is_not_repeated():
     answers = {"sbatch": failed(LOST), "squeue": "8|echelon:r-1/2\n9|echelon:r-1/1\n"}
     shell = FakeShell(answers=answers)
     assert submit(shell) == "9"
     assert [call[0] for call in shell.calls] == ["sbatch", "squeue"]
 
 
-def test_a_controller_that_stays_away_is_told():
+def test_a_long_outage_of_slurmctld_is_an_error():
     slept = []
     with pytest.raises(UnavailableError, match="did not respond for 60 s"):
         submit(FakeShell(answers={"sbatch": failed(AWAY), "squeue": failed(AWAY)}), slept)
     assert sum(slept) == 60
 
 
-def test_time_that_commands_wait_themselves_counts():
-    """Each of Slurm's waits for ten seconds, so that pauses alone say nothing."""
+def test_time_that_slurm_commands_take_counts_as_waiting():
+    """Each of Slurm's commands waits for ten seconds itself, which must count too."""
     past_s = [0.0]
 
     def wait(seconds):
@@ -132,27 +132,27 @@ def test_time_that_commands_wait_themselves_counts():
     assert 60 <= past_s[0] <= 80
 
 
-def test_who_waits_for_an_answer_is_told_once_while_it_does_not_come(monkeypatch):
+def test_waiting_for_slurm_is_reported_once(monkeypatch):
     monkeypatch.setattr("echelon.core.slurm.QUIET_S", 0.01)
-    told = queue.Queue()
-    heard = []
+    reported = queue.Queue()
+    received = []
 
     def answer(_argv):
-        """Take as long as it takes until somebody was told, or would be once more."""
+        """Answer after the first message, or after the time for a second one."""
         with suppress(queue.Empty):
-            heard.append(told.get(timeout=0.2 if heard else 10))
+            received.append(reported.get(timeout=0.2 if received else 10))
         return Result(argv=(), stdout="")
 
-    slurm = SlurmCluster(FakeShell(answers={"scontrol": answer}), {}, tell=told.put)
+    slurm = SlurmCluster(FakeShell(answers={"scontrol": answer}), {}, tell=reported.put)
     slurm.job("7", run_id="train-x")  # asks several times
-    assert heard == ["waiting for Slurm to respond"]
-    assert told.empty()
+    assert received == ["waiting for Slurm to respond"]
+    assert reported.empty()
 
 
-def test_nobody_is_told_anything_where_the_answer_comes_at_once():
-    told, before = [], threading.active_count()
-    SlurmCluster(FakeShell(answers={"scontrol": ""}), {}, tell=told.append).ask(["scontrol"])
-    assert (told, threading.active_count()) == ([], before)
+def test_an_immediate_answer_of_slurm_reports_nothing():
+    reported, before = [], threading.active_count()
+    SlurmCluster(FakeShell(answers={"scontrol": ""}), {}, tell=reported.append).ask(["scontrol"])
+    assert (reported, threading.active_count()) == ([], before)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_nobody_is_told_anything_where_the_answer_comes_at_once():
         ("cancelled", Job(id="4", state="CANCELLED", nodes="node1", exit_code=128 + 15)),
     ],
 )
-def test_jobs_are_read_from_what_slurm_prints(name, job):
+def test_jobs_are_parsed_from_the_output_of_slurm(name, job):
     text = (RECORDED / f"job-{name}.txt").read_text()
     assert replace(parse_job(text), output="") == job
     assert parse_job(text).output == "/dev/null"
     assert job.over == (job.state not in ("PENDING", "RUNNING"))
 
 
-def test_a_job_that_slurm_forgot_is_asked_of_accounting():
+def test_a_job_unknown_to_slurmctld_is_queried_from_accounting():
     forgotten = failed("slurm_load_jobs error: Invalid job id specified\n")
     shell = FakeShell(answers={"scontrol": forgotten, "sacct": "7|CANCELLED by 0|node1|0:15\n"})
     assert cluster(shell).job("7", run_id="r-1") == Job(
@@ -185,7 +185,7 @@ def test_a_job_that_slurm_forgot_is_asked_of_accounting():
     assert cluster(shell).job("7", run_id="r-1").state == "UNKNOWN"
 
 
-def test_cancelling_what_is_over_is_no_error():
+def test_cancelling_an_ended_job_is_not_an_error():
     over = failed("scancel: error: Kill job error on job id 7: Invalid job id specified\n")
     running = (RECORDED / "job-running.txt").read_text().replace(" Comment=", " X=")
     shown = running.replace("JobState", "Comment=echelon:r-1 JobState")
@@ -194,8 +194,8 @@ def test_cancelling_what_is_over_is_no_error():
     assert shell.calls[-1] == ("scancel", "5")
 
 
-def test_a_job_that_only_has_the_same_id_is_left_alone():
-    """Ids begin anew when a cluster is set up again."""
+def test_a_job_with_the_same_id_but_another_run_is_not_cancelled():
+    """Ids start again at 1 when a cluster is set up again."""
     shown = (RECORDED / "job-running.txt").read_text()
     shell = FakeShell(answers={"scontrol": shown})
     assert cluster(shell).job("5", run_id="r-1").state == "UNKNOWN"
@@ -221,14 +221,14 @@ def test_a_job_that_only_has_the_same_id_is_left_alone():
         ({"nodelist": "node99"}, "no partition has node99 (--nodelist)"),
     ],
 )
-def test_requests_are_held_against_the_limits_of_now(values, problem):
+def test_a_request_is_checked_against_the_current_limits(values, problem):
     shown = (RECORDED / "partitions.txt").read_text()
     answers = {"scontrol": shown, "sinfo": "node[1-3]\nnode3,node4\n"}
     found = cluster(FakeShell(answers=answers)).problems(spec(**values))
     assert (problem in found[0]) if problem else found == []
 
 
-def test_nothing_of_a_surrounding_job_reaches_a_submission():
+def test_a_submission_inherits_no_variables_of_a_surrounding_job():
     environ = {
         "SLURM_JOB_ID": "1",
         "SBATCH_PARTITION": "x",
@@ -250,31 +250,31 @@ NODES = "low*|4|16|65536|gpu:a100:4|a100\nhigh|2|8|1024+|(null)|(null)\n"
         (b"#SBATCH --partition=other\n", "add --dry-run"),
     ],
 )
-def test_a_refusal_of_amounts_says_what_nodes_have(script, hint):
-    said = (
+def test_a_refused_amount_lists_what_nodes_have(script, hint):
+    message = (
         "sbatch: error: Memory specification can not be satisfied\n"
         "sbatch: error: Batch job submission failed: Requested node configuration is not "
         "available\n"
     )
-    shell = FakeShell(answers={"sbatch": failed(said), "sinfo": NODES})
-    with pytest.raises(UsageError) as told:
+    shell = FakeShell(answers={"sbatch": failed(message), "sinfo": NODES})
+    with pytest.raises(UsageError) as raised:
         cluster(shell).submit(Path("job.sh"), content=script, run_id="r", attempt=1, environ={})
-    assert told.value.message == (
+    assert raised.value.message == (
         "Slurm rejected the job: Memory specification can not be satisfied; Batch job submission "
         "failed: Requested node configuration is not available"
     )
-    assert hint in told.value.hint
+    assert hint in raised.value.hint
 
 
-def test_a_refusal_has_the_words_of_sbatch_and_no_path_that_will_be_gone():
-    said = "sbatch: unrecognized option '--foo=bar'\nTry \"sbatch --help\" for more information\n"
-    with pytest.raises(UsageError) as told:
-        submit(FakeShell(answers={"sbatch": failed(said)}))
-    assert told.value.message == "Slurm rejected the job: unrecognized option '--foo=bar'"
-    assert "job.sh" not in told.value.hint
+def test_a_refusal_quotes_sbatch_without_temporary_paths():
+    stderr = "sbatch: unrecognized option '--foo=bar'\nTry \"sbatch --help\" for more information\n"
+    with pytest.raises(UsageError) as raised:
+        submit(FakeShell(answers={"sbatch": failed(stderr)}))
+    assert raised.value.message == "Slurm rejected the job: unrecognized option '--foo=bar'"
+    assert "job.sh" not in raised.value.hint
 
 
-def test_a_configuration_file_that_is_missing_is_an_error_at_once():
+def test_a_missing_slurm_configuration_file_is_an_immediate_error():
     shell = FakeShell()
     slurm = SlurmCluster(shell, {"SLURM_CONF": "/nonexistent"})
     with pytest.raises(UnavailableError, match="in SLURM_CONF does not exist: /nonexistent"):

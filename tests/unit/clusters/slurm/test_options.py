@@ -1,4 +1,4 @@
-"""How words become options of sbatch and srun."""
+"""Parsing the options of sbatch and srun."""
 
 import shlex
 
@@ -42,7 +42,7 @@ def parse(line, table=SRUN):
     ],
 )
 @pytest.mark.parametrize("table", [SBATCH, SRUN])
-def test_a_value_follows_in_the_same_word_or_in_the_next(line, options, table):
+def test_an_option_value_is_in_the_same_word_or_the_next(line, options, table):
     assert parse(line, table) == (options, [])
 
 
@@ -75,21 +75,21 @@ def test_options_of_srun_end_at_the_command(line, options, rest):
         ("-y3 -N2", [("-y3", "3"), ("nodes", "2")]),
     ],
 )
-def test_unknown_options_are_kept(line, options):
+def test_unknown_slurm_options_are_kept(line, options):
     assert parse(line) == (options, [])
 
 
-def test_wait_has_no_value_for_sbatch():
+def test_wait_takes_no_value_for_sbatch():
     assert parse("-W -N2", SBATCH) == ([("wait", ""), ("nodes", "2")], [])
 
 
-def test_the_place_of_a_value_is_known():
+def test_the_position_of_an_option_value_is_recorded():
     given, end = parse_options(["-l", "-n", "4", "--mem=1G", "prog"], SRUN)
     assert [option.at for option in given] == [0, 2, 3]
     assert end == 4
 
 
-def test_the_last_of_repeated_options_counts():
+def test_the_last_of_repeated_options_applies():
     assert list(parse_sbatch(["-N2", "-pgpu", "--nodes=3"]).items()) == [
         ("partition", "gpu"),
         ("nodes", "3"),
@@ -106,7 +106,7 @@ def test_the_last_of_repeated_options_counts():
         (["--mem-per=1G"], "--mem-per is ambiguous: --mem-per-cpu, --mem-per-gpu"),
     ],
 )
-def test_sbatch_accepts_options_alone(words, message):
+def test_sbatch_directives_accept_only_options(words, message):
     with pytest.raises(UsageError) as caught:
         parse_sbatch(words)
     assert caught.value.message == message

@@ -66,7 +66,7 @@ def requests(draw):
 
 
 @given(requests())
-def test_what_is_written_is_read_back(spec):
+def test_rendered_directives_are_parsed_to_the_same_request(spec):
     values = parse_directives(f"#!/bin/bash\n{render_directives(spec)}srun true\n")
     again = merge([Layer(source="y", values=values)]).spec
     assert render_directives(again) == render_directives(spec)
@@ -147,16 +147,16 @@ def test_what_is_written_is_read_back(spec):
         ("##SBATCH -N2", {}),
     ],
 )
-def test_lines_are_read_as_slurm_reads_them(line, values):
+def test_directives_are_parsed_as_slurm_does(line, values):
     assert parse_directives(f"#!/bin/bash\n\n# a comment\n{line}\n") == values
 
 
-def test_what_comes_after_the_first_command_is_not_read():
+def test_directives_after_the_first_command_are_ignored():
     script = "#!/bin/bash\n#SBATCH -N2\nmodule load x\n#SBATCH -N9\n"
     assert parse_directives(script) == {"nodes": "2"}
 
 
-def test_a_value_may_be_on_the_next_line_as_in_slurm():
+def test_the_value_of_a_directive_may_be_on_the_next_line():
     script = "#!/bin/bash\n#SBATCH -p\n#SBATCH gpu\n#SBATCH --qos\n#SBATCH high -N 2\n"
     assert parse_directives(script) == {"partition": "gpu", "qos": "high", "nodes": "2"}
     with pytest.raises(UsageError):
@@ -180,7 +180,7 @@ def test_a_value_may_be_on_the_next_line_as_in_slurm():
         "#SBATCH -V",
     ],
 )
-def test_what_slurm_would_not_take_is_an_error(line):
+def test_a_directive_that_slurm_refuses_is_an_error(line):
     with pytest.raises(UsageError):
         parse_directives(line)
 
@@ -201,7 +201,7 @@ def test_what_slurm_would_not_take_is_an_error(line):
         ("-n x --ntasks-per-node=2", "--ntasks=x is not a number"),
     ],
 )
-def test_totals_and_shares_have_to_agree(line, message):
+def test_conflicting_totals_and_shares_are_an_error(line, message):
     with pytest.raises(UsageError) as caught:
         parse_directives(f"#SBATCH {line}")
     assert message in caught.value.message
@@ -215,18 +215,18 @@ def test_totals_and_shares_have_to_agree(line, message):
         ("ntasks-per-", "--ntasks-per-core, --ntasks-per-gpu, --ntasks-per-node, "),
     ],
 )
-def test_an_abbreviation_of_several_options_is_refused_with_their_names(name, candidates):
+def test_an_ambiguous_abbreviation_lists_the_options(name, candidates):
     with pytest.raises(UsageError, match=f"--{name} is ambiguous: {candidates}"):
         parse_directives(f"#SBATCH --{name}=2")
 
 
-def test_a_line_break_is_refused_by_name():
+def test_a_line_break_in_a_value_names_the_key():
     spec = merge([Layer(source="x", values={"name": "a\nb"})]).spec
     with pytest.raises(UsageError, match="--job-name has a line break"):
         render_directives(spec)
 
 
-def test_mail_is_about_any_end_of_a_job():
+def test_mail_is_sent_for_every_end_of_a_job():
     spec = merge([Layer(source="x", values={"mail": "me@example.org"})]).spec
     lines = render_directives(spec).splitlines()
     assert "#SBATCH --mail-user=me@example.org" in lines
@@ -266,7 +266,7 @@ def test_mail_is_about_any_end_of_a_job():
         ("torchrun-3x4", {"gpus": 4, "nodes": "3", "cpus_per_gpu": 4, "wait_all_nodes": True}),
     ],
 )
-def test_documented_scripts_are_understood(name, values):
+def test_scripts_from_documentation_of_sites_are_parsed(name, values):
     script = (SEEDS / f"{name}.sh").read_text()
     spec = merge([Layer(source="script", values=parse_directives(script))]).spec
     seen = {key: getattr(spec, key) for key in values}
@@ -276,15 +276,15 @@ def test_documented_scripts_are_understood(name, values):
 
 @pytest.mark.parametrize("style", ["echelon", "torchrun", "srun"])
 @pytest.mark.parametrize(("mode", "word"), [("never", "--no-requeue"), ("requeue", "--requeue")])
-def test_slurm_hears_that_nobody_is_to_go_on(style, mode, word):
-    """Where a cluster requeues jobs by habit, silence would mean yes."""
+def test_the_script_states_whether_slurm_may_requeue(style, mode, word):
+    """Without an option, clusters that requeue by default would requeue the job."""
     lines = render_directives(JobSpec(script="a.py", style=style, hand_over=mode)).split("\n")
     assert f"#SBATCH {word}" in lines
 
 
 @pytest.mark.parametrize("option", ["B:TERM@90", "SIGTERM@90", "B:USR2@90", "HUP@90"])
-def test_a_warning_before_the_limit_does_not_reach_the_controller(option):
-    """There a signal of Slurm's would be a user's wish to stop; the limit is known without it."""
+def test_the_signal_before_the_limit_is_not_sent_to_the_controller(option):
+    """The controller would take the signal for a user's request to stop; it knows the limit."""
     values = parse_directives(f"#!/bin/bash\n#SBATCH --signal={option} --licenses=a\n")
     ours = merge([Layer(source="test", values=values)]).spec
     assert render_options(ours)["licenses"] == "a"
@@ -293,6 +293,6 @@ def test_a_warning_before_the_limit_does_not_reach_the_controller(option):
     assert render_options(plain)["signal"] == option
 
 
-def test_a_job_that_may_overlap_a_reservation_still_may():
+def test_the_reservation_flag_of_signal_is_kept():
     spec = merge([Layer(source="test", values={"slurm.extra": {"signal": "R:TERM@90"}})]).spec
     assert render_options(spec)["signal"] == "RB:USR1@90"

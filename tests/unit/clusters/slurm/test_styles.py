@@ -35,7 +35,7 @@ def spec(**values):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_scripts_are_as_written_down(style):
+def test_the_script_of_each_style_matches_its_golden_file(style):
     text = render_script(spec(**EXAMPLE, style=style))
     assert text == (GOLDEN / f"{style}.sh").read_text()
 
@@ -43,7 +43,7 @@ def test_scripts_are_as_written_down(style):
 @pytest.mark.parametrize(
     ("runtime", "style"), [("apptainer", "srun"), ("podman", "torchrun"), ("pyxis", "static")]
 )
-def test_scripts_with_an_image_are_as_written_down(runtime, style):
+def test_scripts_with_an_image_match_their_golden_files(runtime, style):
     example = {key: value for key, value in EXAMPLE.items() if key != "venv"}
     image = {
         "image": "nvcr.io/nvidia/pytorch:25.01-py3",
@@ -57,14 +57,14 @@ def test_scripts_with_an_image_are_as_written_down(runtime, style):
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
+def test_torchrun_gets_the_range_of_nodes():
     text = render_script(spec(script="x.py", style="torchrun", nodes="2:4"))
     assert "#SBATCH --nodes=2-4" in text
     assert '--nnodes="2:$SLURM_NNODES"' in text
 
 
-def test_the_driver_of_a_ray_cluster_gets_its_arguments_as_they_are():
-    """The rest of that script is the same for all, and tests/slurm/test_ray.py runs it."""
+def test_the_driver_of_a_ray_cluster_gets_its_arguments_unchanged():
+    """tests/slurm/test_ray.py runs the rest of the script, which is always the same."""
     text = render_script(spec(script="a b.py", style="ray", args=["$(x)", "it's"], python="/p y"))
     last = text.splitlines()[-3]
     step, _, words = last.removesuffix(" {leash}>&-").partition(" $one ")
@@ -149,7 +149,7 @@ def stubs(tmp_path_factory):
     variable=values,
     name=values.map(lambda text: text.replace("\n", " ").replace("\r", " ")),
 )
-def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
+def test_hostile_values_are_passed_unchanged_and_not_executed(
     stubs, *, style, script, args, variable, name
 ):
     seen, work = stubs / "seen", stubs / "work"
@@ -190,14 +190,14 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
     assert list(work.iterdir()) == []
 
 
-def test_no_line_ends_as_on_windows():
+def test_scripts_have_no_windows_line_endings():
     text = render_script(spec(script="x.py", args=["a\r\nb"], env={"V": "it's\r\n\\"}))
     assert "\r" not in text
     assert r"$'a\r\nb'" in text
     assert r"export V=$'it\'s\r\n\\'" in text
 
 
-def test_the_placeholder_becomes_the_file(stubs):
+def test_style_file_replaces_the_placeholder_by_the_file(stubs):
     text = render_script(spec(script="x.py", style="file", args=["--f", f"a {PLACEHOLDER}'b"]))
     assert """'a '"$DIST_FILE"''"'"'b'""" in text
 
@@ -217,7 +217,7 @@ conda() {
 
 @pytest.fixture
 def conda(tmp_path):
-    """An installation of conda with one environment, which does what the real one does here."""
+    """A fake installation of conda with one environment."""
     base = tmp_path / "it's conda"
     (base / "bin").mkdir(parents=True)
     (base / "etc/profile.d").mkdir(parents=True)
@@ -245,29 +245,29 @@ def start_with_conda(name, stubs, *, path="", exe=""):
     return done, ran.read_text().split("\0") if ran.exists() else None
 
 
-def test_a_job_uses_the_conda_of_the_shell_that_asked_or_else_that_on_its_path(stubs, conda):
+def test_a_job_uses_the_submitting_shells_conda_or_the_one_on_its_path(stubs, conda):
     for places in ({"exe": str(conda / "conda")}, {"path": conda, "exe": "/gone/conda"}):
         done, environ = start_with_conda("mine", stubs, **places)
         assert (done.returncode, done.stderr) == (0, "")
         assert "CONDA_PREFIX=/envs/mine" in environ
 
 
-def test_without_conda_nothing_runs_in_another_python(stubs):
+def test_a_job_without_conda_does_not_run_another_python(stubs):
     done, environ = start_with_conda("mine", stubs, exe="/gone/conda")
     assert (done.returncode, environ) == (1, None)
     (line,) = done.stderr.splitlines()
     assert line.startswith("conda not found on ")
 
 
-def test_without_the_environment_nothing_runs_in_another_python(stubs, conda):
+def test_a_job_without_its_conda_environment_does_not_run_another_python(stubs, conda):
     done, environ = start_with_conda("it's", stubs, path=conda)
     assert (done.returncode, environ) == (1, None)
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"cannot activate the conda environment 'it's' with {conda}/conda on ")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"cannot activate the conda environment 'it's' with {conda}/conda on ")
 
 
 @pytest.mark.parametrize("style", ["echelon", "torchrun"])
-def test_a_job_without_its_modules_ends_before_the_training(style):
+def test_a_job_without_its_modules_does_not_start_training(style):
     text = render_script(spec(script="train.py", modules=["cuda/99"], style=style))
     stub = "module() { return 1; }; python3() { echo trained; }; srun() { echo trained; }\n"
     done = subprocess.run(["bash"], input=stub + text, text=True, capture_output=True, check=False)

@@ -18,7 +18,7 @@ SINFO = (RECORDED / "sinfo.txt").read_text()
 SACCTMGR = (RECORDED / "sacctmgr-user.txt").read_text()
 
 
-def test_partitions_that_are_up_with_their_kinds_of_nodes():
+def test_survey_lists_partitions_that_are_up_with_their_nodes():
     low, high, gpu, debug = parse_sinfo(SINFO)
     assert [one.name for one in (low, high, gpu, debug)] == ["low", "high", "gpu", "debug"]
     assert [one.default for one in (low, high, gpu, debug)] == [True, False, False, False]
@@ -32,7 +32,7 @@ def test_partitions_that_are_up_with_their_kinds_of_nodes():
 
 
 @pytest.mark.parametrize("version", ["24.11", "26.05"])
-def test_newer_versions_say_it_in_the_same_way(version):
+def test_survey_reads_the_output_of_newer_slurm_versions(version):
     recorded = RECORDED.with_name(f"slurm-{version}")
     low, high = parse_sinfo((recorded / "sinfo.txt").read_text())
     assert (low.name, low.default, high.name, high.default) == ("low", True, "high", False)
@@ -56,16 +56,16 @@ def test_newer_versions_say_it_in_the_same_way(version):
         ("gpu:v'10:2", (2, "")),
     ],
 )
-def test_gpus_of_a_node_as_sites_declare_them(gres, expected):
+def test_survey_reads_the_gpus_of_a_node(gres, expected):
     assert parse_gres(gres) == expected
 
 
 @pytest.mark.parametrize("line", ["", "x", "a b|up|1:00|n/a|1|16|(null)", "a|up|1:00|n/a|1|16"])
-def test_lines_that_are_none_are_left_out(line):
+def test_survey_ignores_invalid_lines(line):
     assert parse_sinfo(line) == ()
 
 
-def test_accounts_and_qos_of_a_user():
+def test_survey_reads_accounts_and_qos_of_a_user():
     assert parse_membership(SACCTMGR, "big") == Membership(
         account="ml", accounts=("ml", "vision"), qos=("long", "normal", "debug")
     )
@@ -79,15 +79,15 @@ def ask(**answers):
     return survey_cluster(shell, {"SLURM_NNODES": "9"}, "me"), shell
 
 
-def test_slurm_is_asked_three_times_and_no_more():
+def test_survey_makes_three_queries():
     found, shell = ask()
     assert (found.name, len(found.partitions), found.membership.account) == ("big", 4, "ml")
     assert [call[0] for call in shell.calls] == ["sinfo", "scontrol", "sacctmgr"]
 
 
-def test_without_accounting_there_are_partitions_all_the_same():
-    said = Result(argv=("sacctmgr",), code=1, stderr="You are not running a supported accounting\n")
-    found, _ = ask(sacctmgr=said)
+def test_survey_without_accounting_still_lists_partitions():
+    done = Result(argv=("sacctmgr",), code=1, stderr="You are not running a supported accounting\n")
+    found, _ = ask(sacctmgr=done)
     assert (len(found.partitions), found.membership) == (4, Membership())
 
 
@@ -98,13 +98,13 @@ def test_without_accounting_there_are_partitions_all_the_same():
         "all|down|infinite|n/a|1|16|(null)\n",
     ],
 )
-def test_a_slurm_without_partitions_is_none(sinfo):
-    with pytest.raises(EchelonError) as told:
+def test_survey_of_a_slurm_without_partitions_is_an_error(sinfo):
+    with pytest.raises(EchelonError) as raised:
         ask(sinfo=sinfo)
-    assert told.value.hint
+    assert raised.value.hint
 
 
-def test_a_configuration_file_that_is_missing_is_not_waited_for():
+def test_survey_does_not_wait_for_a_missing_configuration_file():
     shell = FakeShell()
     with pytest.raises(UnavailableError, match="SLURM_CONF does not exist"):
         survey_cluster(shell, {"SLURM_CONF": "/nonexistent"}, "me")

@@ -1,4 +1,4 @@
-"""What users are told when ssh fails: what it printed, as recorded from OpenSSH 9.2."""
+"""Errors for failures of ssh, with messages as recorded from OpenSSH 9.2."""
 
 import pytest
 
@@ -24,7 +24,7 @@ WRONG = """\
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message", "hint"),
+    ("stderr", "kind", "message", "hint"),
     [
         (CHANGED, NotPermittedError, "is not the one of the last connection", "ssh-keygen -R"),
         (
@@ -72,13 +72,13 @@ WRONG = """\
         ("", UnavailableError, "ssh printed nothing", "ssh me@login true"),
     ],
 )
-def test_each_failure_is_explained_with_its_fix(said, kind, message, hint):
-    error = explain_ssh("me@login", said)
+def test_each_ssh_failure_has_a_message_and_a_hint(stderr, kind, message, hint):
+    error = explain_ssh("me@login", stderr)
     assert isinstance(error, kind)
     assert message in error.message
     assert hint in error.hint
 
 
-def test_a_changed_key_is_not_taken_for_an_unknown_one():
+def test_a_changed_host_key_differs_from_an_unknown_one():
     """ssh prints the same last line for both."""
     assert "last connection" in explain_ssh("h", CHANGED).message

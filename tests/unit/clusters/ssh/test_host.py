@@ -15,7 +15,7 @@ def talk(script):
 
 @pytest.mark.parametrize("end", ["exit 255", "kill -KILL $$", "kill -TERM $$", "kill -HUP $$"])
 def test_ssh_that_fails_or_is_killed_is_a_lost_connection(end):
-    """Followers connect again after it."""
+    """Commands that follow a run connect again after this error."""
     there = talk(end)
     assert there.has_begun()
     frames = there.frames()
@@ -24,7 +24,7 @@ def test_ssh_that_fails_or_is_killed_is_a_lost_connection(end):
         next(frames)
 
 
-def test_a_command_that_ends_without_its_last_frame_is_a_bug():
+def test_a_command_without_its_last_frame_is_reported_as_a_bug():
     there = talk("echo odd >&2; exit 3")
     assert there.has_begun()
     with pytest.raises(EchelonError, match="ended with exit code 3: odd") as caught:

@@ -1,4 +1,4 @@
-"""What is brought to a login host, and which Python there runs it."""
+"""The files that are installed on a login host, and the Python there."""
 
 import io
 import subprocess
@@ -17,52 +17,52 @@ from echelon.clusters.ssh.installed import find_id
 from echelon.errors import UnavailableError
 
 
-def test_the_first_python_that_is_new_enough_is_taken():
-    said = "Welcome!\npython: /usr/bin/python3 3 9 18\npython: /opt/py 311/bin/python3 3 11 4\n"
-    assert choose_python("login", said, "") == "/opt/py 311/bin/python3"
+def test_the_first_python_that_is_new_enough_is_chosen():
+    listing = "Welcome!\npython: /usr/bin/python3 3 9 18\npython: /opt/py 311/bin/python3 3 11 4\n"
+    assert choose_python("login", listing, "") == "/opt/py 311/bin/python3"
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "message"),
+    ("listing", "wanted", "message"),
     [
         ("python: /usr/bin/python3 3 9 18\n", "", "/usr/bin/python3 is 3.9.18"),
         ("", "", "no Python found"),
         ("", "~/env/bin/python", "'~/env/bin/python' of the profile does not run there"),
     ],
 )
-def test_without_one_the_error_lists_what_there_is(said, wanted, message):
+def test_a_host_without_a_new_python_lists_those_found(listing, wanted, message):
     with pytest.raises(UnavailableError, match=r"no Python 3\.11 or newer on login") as caught:
-        choose_python("login", said, wanted)
+        choose_python("login", listing, wanted)
     assert message in caught.value.message
     assert 'python = "/path' in caught.value.hint
 
 
-def test_a_full_quota_is_told_apart():
+def test_a_full_quota_has_its_own_hint():
     error = explain_installation("login", "/home/me/.local: Disk quota exceeded\n")
     assert "Disk quota exceeded" in error.message
     assert "make room" in error.hint
     assert "ls -ld" in explain_installation("login", "/home/me/.local: Permission denied").hint
 
 
-def test_requirements_of_extras_are_not_needed():
+def test_requirements_of_extras_are_not_installed():
     requires = ["rich (>=13.8)", 'jinja2; extra == "full"', 'idna>=2; python_version < "3.13"']
     assert required_names(requires) == ["rich", "idna"]
 
 
-def test_nothing_that_is_compiled_is_brought():
+def test_compiled_packages_are_not_installed():
     assert not [name for name in find_files() if name.endswith((".so", ".pyc"))]
     assert "echelon/cli/hosted.py" in find_files()
     assert "echelon/monitor/web/page.html" in find_files()
 
 
-def test_the_archive_is_the_same_each_time_and_another_python_has_another_folder():
+def test_the_archive_is_reproducible_and_each_python_has_a_folder():
     assert build_archive() == build_archive()
     assert find_id("") == find_id("")
     assert find_id("") != find_id("/opt/python")
 
 
-def test_what_is_brought_runs_alone(tmp_path):
-    """Every command can print its help with nothing else on the path, and runs can be listed."""
+def test_the_installed_files_run_without_other_packages(tmp_path):
+    """Every command prints its help without other packages, and runs are listed."""
     with tarfile.open(fileobj=io.BytesIO(build_archive())) as archive:
         archive.extractall(tmp_path / "lib", filter="data")
     look = (

@@ -1,4 +1,4 @@
-"""The folder of a version on a host: found quickly, and another one after any change."""
+"""The folder of a version on a host: computed once, and again after each change."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from echelon.clusters.ssh.installed import find_id
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package of one file in the place of ours, and a folder with installed packages."""
+    """A package of one file instead of Echelon, and a folder with installed packages."""
     package, packages = tmp_path / "package", tmp_path / "site-packages"
     package.mkdir()
     packages.mkdir()
@@ -24,7 +24,7 @@ def installed(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_files_are_looked_up_once(installed):
+def test_the_digest_of_the_files_is_computed_once(installed):
     memory = installed / "state" / "brought.json"
     first = find_id("/opt/python", memory)
     assert find_id("/opt/python", memory) == first
@@ -55,7 +55,7 @@ def damage(folder):
 
 
 @pytest.mark.parametrize("change", [edit, edit_in_the_same_size, install, add_module, damage])
-def test_after_a_change_they_are_looked_up_again(installed, change):
+def test_the_digest_is_computed_again_after_a_change(installed, change):
     memory = installed / "brought.json"
     before = find_id("", memory)
     os.utime(installed / "site-packages", ns=(5, 5))
@@ -65,7 +65,7 @@ def test_after_a_change_they_are_looked_up_again(installed, change):
     assert "digest 3" in memory.read_text()
 
 
-def test_bytecode_and_the_working_directory_do_not_count(installed, monkeypatch):
+def test_bytecode_and_the_working_directory_do_not_change_the_digest(installed, monkeypatch):
     memory = installed / "brought.json"
     monkeypatch.setattr(sys, "path", [str(installed / "project"), *sys.path])
     (installed / "project").mkdir()
@@ -77,6 +77,6 @@ def test_bytecode_and_the_working_directory_do_not_count(installed, monkeypatch)
     assert find_id("", memory) == before
 
 
-def test_a_folder_that_cannot_be_written_is_no_obstacle(installed):
+def test_the_digest_needs_no_writable_folder(installed):
     (installed / "state").write_text("a file")
     assert find_id("", installed / "state" / "brought.json")

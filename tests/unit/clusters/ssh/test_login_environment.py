@@ -1,4 +1,4 @@
-"""What a login has set, for commands without a login shell."""
+"""Variables of the last login, for commands without a login shell."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def environ(tmp_path):
     }
 
 
-def test_it_is_kept_without_secrets_and_the_session(tmp_path, environ):
+def test_kept_login_variables_exclude_secrets_and_the_session(tmp_path, environ):
     remember(tmp_path, environ, 1000.0)
     kept = {"PATH": environ["PATH"], "SLURM_CONF": environ["SLURM_CONF"]}
     assert recall(tmp_path, environ, 1001.0) == kept
@@ -35,12 +35,12 @@ def test_it_is_kept_without_secrets_and_the_session(tmp_path, environ):
 
 
 @pytest.mark.parametrize("now_s", [999.0, 1000.0 + 3601])
-def test_it_is_not_kept_long(tmp_path, environ, now_s):
+def test_kept_login_variables_expire(tmp_path, environ, now_s):
     remember(tmp_path, environ, 1000.0)
     assert recall(tmp_path, environ, now_s) is None
 
 
-def test_an_edited_profile_or_another_shell_makes_it_void(tmp_path, environ):
+def test_an_edited_profile_or_another_shell_discards_kept_variables(tmp_path, environ):
     remember(tmp_path, environ, 1000.0)
     assert recall(tmp_path, {**environ, "SHELL": "/bin/zsh"}, 1001.0) is None
     with Path(environ["HOME"], ".profile").open("a") as profile:
@@ -49,6 +49,6 @@ def test_an_edited_profile_or_another_shell_makes_it_void(tmp_path, environ):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps({"time_s": "x"})])
-def test_a_damaged_file_is_as_good_as_none(tmp_path, environ, content):
+def test_a_damaged_file_of_login_variables_is_ignored(tmp_path, environ, content):
     (tmp_path / f"login-{os.uname().nodename}.json").write_text(content)
     assert recall(tmp_path, environ, 1001.0) is None

@@ -1,4 +1,4 @@
-"""Where runs are: also those whose Ray cluster is gone."""
+"""Commands about runs whose Ray cluster or Slurm does not respond."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NOBODY = "http://127.0.0.1:9"
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """Two runs whose cluster does not answer, and one that has left word of its end."""
+    """Two runs whose cluster does not respond, and one with a recorded outcome."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     remember_address(NOBODY, os.environ)
     found = {}
@@ -39,7 +39,7 @@ def echelon(capsys, runs, *words):
     return code, *capsys.readouterr()
 
 
-def test_a_cluster_that_is_gone_keeps_nobody_from_seeing_all_runs(capsys, runs):
+def test_ps_lists_runs_of_an_unreachable_ray_cluster(capsys, runs):
     code, out, _ = echelon(capsys, runs, "ps", "--json")
     assert code == 0
     states = {row["run"].rpartition("-")[0]: row["state"] for row in json.loads(out)}
@@ -57,7 +57,7 @@ def queued(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("queued")
-def test_a_run_on_a_slurm_that_is_not_there_hides_no_other_run(capsys, runs):
+def test_ps_lists_all_runs_without_slurm(capsys, runs):
     code, out, err = echelon(capsys, runs, "ps", "--json")
     assert code == 0
     states = {row["run"].rpartition("-")[0]: row["state"] for row in json.loads(out)}
@@ -66,26 +66,26 @@ def test_a_run_on_a_slurm_that_is_not_there_hides_no_other_run(capsys, runs):
     assert err.count("the state is unknown: no Ray cluster responds") == 1
 
 
-def test_a_run_on_a_slurm_that_is_not_there_has_the_outcome_that_it_recorded(capsys, runs, queued):
+def test_status_without_slurm_reads_the_recorded_outcome(capsys, runs, queued):
     write_atomic(queued.outcome(1), '{"state": "FAILED", "exit_code": 3}')
     code, out, _ = echelon(capsys, runs, "status", "queued", "--json")
-    told = json.loads(out)
-    assert (code, told["state"], told["exit_code"]) == (0, "FAILED", 3)
+    status = json.loads(out)
+    assert (code, status["state"], status["exit_code"]) == (0, "FAILED", 3)
 
 
-def test_status_and_why_say_that_nobody_answers(capsys, runs):
+def test_status_and_why_report_an_unreachable_ray_cluster(capsys, runs):
     code, out, _ = echelon(capsys, runs, "status", "one", "--json")
     assert code == 0
-    told = json.loads(out)
-    assert told["state"] == "UNKNOWN"
-    assert told["reason"].startswith(f"no Ray cluster responds at {NOBODY}")
+    status = json.loads(out)
+    assert status["state"] == "UNKNOWN"
+    assert status["reason"].startswith(f"no Ray cluster responds at {NOBODY}")
     code, out, _ = echelon(capsys, runs, "why", "one")
     assert code == 0
     assert f"no Ray cluster responds at {NOBODY}" in out
 
 
 @pytest.mark.parametrize("command", ["resume", "stop", "cancel"])
-def test_what_acts_says_which_option_names_the_cluster(capsys, runs, command):
+def test_stop_and_resume_without_the_ray_cluster_hint_at_address(capsys, runs, command):
     code, _, err = echelon(capsys, runs, command, "one")
     assert code == 69
     assert "--address http://HEAD:8265" in err
@@ -93,7 +93,7 @@ def test_what_acts_says_which_option_names_the_cluster(capsys, runs, command):
     assert (code, "not a valid address of Ray's Jobs API" in err) == (2, True)
 
 
-def test_another_cluster_takes_a_run_over(capsys, runs, monkeypatch):
+def test_resume_submits_to_a_new_ray_address(capsys, runs, monkeypatch):
     asked = []
 
     def submit(cluster, *_, run_id, attempt, **__):
@@ -107,7 +107,7 @@ def test_another_cluster_takes_a_run_over(capsys, runs, monkeypatch):
     assert [one.number for one in attempts(runs["one"])] == [1, 2]
 
 
-def test_a_run_that_still_is_where_it_was_is_not_taken_over(capsys, runs, monkeypatch):
+def test_resume_at_a_new_address_refuses_an_active_run(capsys, runs, monkeypatch):
     living = lambda cluster, job_id, **_: Job(  # noqa: E731
         id=job_id, state="RUNNING" if cluster.address == NOBODY else "UNKNOWN"
     )
@@ -117,7 +117,7 @@ def test_a_run_that_still_is_where_it_was_is_not_taken_over(capsys, runs, monkey
     assert "has not ended" in err
 
 
-def test_who_waits_for_slurm_is_told_so(tmp_path, monkeypatch, capsys):
+def test_submit_notes_that_it_waits_for_slurm(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("echelon.core.slurm.QUIET_S", 0.01)
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\nsleep 0.5\necho Invalid job id >&2\nexit 1\n")

@@ -1,4 +1,4 @@
-"""The options that say where runs are started."""
+"""Options that several commands share: the run, where runs are, and how to wait for one."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,35 @@ from typing import Annotated
 
 import typer
 
-from echelon.cli.completion import offer
+from echelon.cli.completion import complete_run, offer
 from echelon.cli.help import CONFIGURATION
 from echelon.client.submit.target import TARGETS
 from echelon.errors import UsageError
 from echelon.run.directory import RUNS
 from echelon.spec.merging import Merged
 
+RunsDir = Annotated[
+    Path,
+    typer.Option(
+        "--runs-dir",
+        metavar="DIR",
+        envvar="ECHELON_RUNS_DIR",
+        help="Directory of runs.",
+        rich_help_panel=CONFIGURATION,
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="Run id or a unique prefix, a job id, or last.", autocompletion=complete_run
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the run and exit with its status.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Print the run's output while waiting.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Execute the run's files even if you did not submit them.")
+]
 On = Annotated[
     str,
     typer.Option(
