@@ -11,7 +11,7 @@ from echelon.core.tree import Tree
 from echelon.errors import UsageError
 
 _TRIES = 3
-"""How often a file that changes while it is read is read again."""
+"""How often to read a file that changes during the read."""
 
 
 def examine(root: Path, listing: Listing) -> Iterator[Entry]:

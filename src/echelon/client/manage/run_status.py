@@ -32,7 +32,7 @@ _CAUSES = {
     "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job because it was out of memory"),
     "CANCELLED": ("cancelled", "the job was cancelled"),
 }
-"""Cause and message of the states in which Slurm knows better than the job why it ended."""
+"""Slurm states that explain a failure better than the job's own report: cause and message."""
 
 
 def current_job(run: RunDir, cluster: "Jobs", attempted: Sequence[Attempt] | None = None) -> Job:

@@ -245,7 +245,7 @@ def _note_report(run: RunDir) -> None:
 
 
 def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
-    """Request a run's jobs to stop, the standby first: otherwise it would take over."""
+    """Request that a run's jobs stop, the standby first, because it would take over."""
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
         if is_job_id(attempt.job_id):

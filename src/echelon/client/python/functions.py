@@ -166,7 +166,7 @@ def _by_value(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _can_be_imported(module: Any) -> bool:
-    """Tell whether a new process would import the same module; it would not with one of pytest."""
+    """Tell whether a new process would import the same module; pytest's imports may differ."""
     if module.__name__ in ("__main__", "__mp_main__"):
         return True  # cloudpickle always pickles these by value
     places: Sequence[str] | None = None
