@@ -1,7 +1,7 @@
 """Checkpoints of FSDP2: ranks save their parts, and any mesh loads them."""
 
 import json
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import pytest
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from echelon.errors import UsageError
 from echelon.train.checkpoint import Checkpointer
-from echelon.train.checkpoints.manifest import checkpoint_path, part_path
+from echelon.train.checkpoints.manifest import CheckpointError, checkpoint_path, part_path
 from forked_ranks import run_ranks
 
 WIDTH, HIDDEN = 7, 5  # divisible by no number of ranks
@@ -216,7 +216,9 @@ def save_different(folder, dims, rank):
     state = {"w": torch.zeros(3), **({"extra": torch.zeros(1)} if rank else {})}
     checkpointer = Checkpointer(folder)
     checkpointer.save(state, step=1)
-    with pytest.raises(Exception, match="different states") if rank == 0 else nullcontext():
+    # The other rank may have written its part before rank 0 gives the checkpoint up.
+    given_up = suppress(CheckpointError)
+    with pytest.raises(Exception, match="different states") if rank == 0 else given_up:
         checkpointer.wait()
     return checkpointer.steps()
 

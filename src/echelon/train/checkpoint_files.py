@@ -68,6 +68,14 @@ class Part:
 
     def write_part(self) -> None:
         """Write this rank's tensors, then atomically the index that says that they are complete."""
+        try:
+            self._write_files()
+        except FileNotFoundError as error:
+            if not self.rank or self.temporary.exists():
+                raise
+            raise UnavailableError("rank 0 has given it up", hint="see the log of rank 0") from error
+
+    def _write_files(self) -> None:
         self.temporary.mkdir(exist_ok=True, mode=0o700)
         (self.temporary / f"state-{self._digest_state()}").touch()
         path = part_path(self.temporary, self.rank)

@@ -3,6 +3,7 @@ import json
 import os
 import pkgutil
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -337,6 +338,17 @@ def test_a_folder_that_rank_0_renames_at_once_is_no_failure(tmp_path, monkeypatc
         warnings.simplefilter("error")
         other.save({"w": torch.zeros(9)}, step=1, wait=True)
     assert part_path(checkpoint_path(tmp_path, 1), 1).exists()
+
+
+def test_a_checkpoint_that_rank_0_has_given_up_is_named(tmp_path, monkeypatch):
+    def give_up(_block, path):
+        shutil.rmtree(path.parent)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(TensorBlock, "write", give_up)
+    other = Checkpointer(tmp_path, rank=1, world_size=2, token=SAME)
+    with pytest.raises(CheckpointError, match="rank 0 has given it up"):
+        other.save({"w": torch.zeros(9)}, step=1, wait=True)
 
 
 def test_a_rank_that_cannot_write_does_not_keep_the_others(tmp_path, monkeypatch):
