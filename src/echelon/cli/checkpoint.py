@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Place = Annotated[
+RunOrFolder = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
@@ -78,7 +78,7 @@ def find_checkpoints(place: str, runs: Path, step: int | None) -> list[Path]:
 
 @app.command("ls")
 def list_checkpoints(
-    run: Place = "last", *, as_json: AsJson = False, runs_dir: RunsDir = RUNS
+    run: RunOrFolder = "last", *, as_json: AsJson = False, runs_dir: RunsDir = RUNS
 ) -> None:
     """List the checkpoints of a run.
 
@@ -137,7 +137,7 @@ def _show_mb(size: int | None) -> str:
 
 @app.command()
 def show(
-    run: Place = "last",
+    run: RunOrFolder = "last",
     *,
     step: Step = None,
     as_json: AsJson = False,
@@ -197,19 +197,19 @@ def _list_values(state: Any, path: str) -> list[tuple[str, Any]]:
         case {"$int keys": entries}:
             return [found for key, one in entries for found in _list_values(one, f"{path}/{key}")]
         case Mapping():
-            places = [(f"{path}/{key}".lstrip("/"), one) for key, one in state.items()]
+            entries = [(f"{path}/{key}".lstrip("/"), one) for key, one in state.items()]
         case list():
             if not any(isinstance(one, dict | list) for one in state):
                 return [(path, state)]
-            places = [(f"{path}/{number}", one) for number, one in enumerate(state)]
+            entries = [(f"{path}/{number}", one) for number, one in enumerate(state)]
         case _:
             return [(path, state)]
-    return [found for place, one in places for found in _list_values(one, place)]
+    return [found for entry, one in entries for found in _list_values(one, entry)]
 
 
 @app.command()
 def verify(
-    run: Place = "last",
+    run: RunOrFolder = "last",
     *,
     step: Step = None,
     as_json: AsJson = False,

@@ -35,22 +35,22 @@ class Commands(Mapping[str, Any]):
     """Commands by name, loaded when they are looked up."""
 
     def __init__(self) -> None:
-        self._places = {name: module for module, names in _MODULES.items() for name in names}
-        self._places |= {name: name for name in _GROUPS}
+        self._modules = {name: module for module, names in _MODULES.items() for name in names}
+        self._modules |= {name: name for name in _GROUPS}
         self._loaded: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._modules)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._modules)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._modules
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            self._loaded[name] = _load(self._places[name], name)
+            self._loaded[name] = _load(self._modules[name], name)
         return self._loaded[name]
 
 

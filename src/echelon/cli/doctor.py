@@ -103,7 +103,7 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
-    with _place(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
+    with _make_folders(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
         starter = choose_backend(shell, environ).starter
         probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
         paths = DoctorPaths(probe=probe, folder=folder, python=python, scratch=scratch)
@@ -129,10 +129,10 @@ def _progress(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
-    """Create a directory beside the runs, with a copy of our programs, and a local scratch one.
+def _make_folders(runs: Path) -> Iterator[tuple[Path, Path, str]]:
+    """Yield two new directories and the launcher's digest.
 
-    The third value is the digest of our programs.
+    The first directory is beside the runs and contains the launcher. The second is local.
     """
     from echelon.client.submit.launcher import ship_launcher  # noqa: PLC0415
 

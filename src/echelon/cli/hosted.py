@@ -136,19 +136,19 @@ class Framed(io.TextIOBase):
 
     def __init__(self, frames: Frames, kind: str, *, terminal: bool) -> None:
         self._frames, self._kind, self._terminal = frames, kind, terminal
-        self._left: list[str] = []
+        self._buffer: list[str] = []
 
     def write(self, text: str) -> int:
         """Buffer text until a line ends."""
-        self._left.append(text)
+        self._buffer.append(text)
         if "\n" in text:
             self.flush()
         return len(text)
 
     def flush(self) -> None:
         """Send the buffered text."""
-        if text := "".join(self._left):
-            self._left.clear()
+        if text := "".join(self._buffer):
+            self._buffer.clear()
             self._frames.send(self._kind, text)
 
     def isatty(self) -> bool:

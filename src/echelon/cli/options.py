@@ -31,7 +31,7 @@ UNTIL_SCRIPT = {"allow_interspersed_args": False}
 
 
 class RequestCommand(SectionedCommand):
-    """A command with a script: warns of our options behind it, unless there is a `--`."""
+    """A command with a script. It warns of its own options after the script without a `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         separated = "--" in args
@@ -41,11 +41,11 @@ class RequestCommand(SectionedCommand):
         if misplaced := [word for word in words if word in ours and word.startswith("--")]:
             script = Path(ctx.params["chdir"] or "", ctx.params["script"])
             if script.is_file() and not separated:
-                _mention_misplaced(misplaced, script)
+                _warn_misplaced(misplaced, script)
         return rest
 
 
-def _mention_misplaced(words: Sequence[str], script: Path) -> None:
+def _warn_misplaced(words: Sequence[str], script: Path) -> None:
     text = script.read_text(errors="replace")
     for word in dict.fromkeys(words):
         name = word[2:].replace("-", "[-_]")

@@ -42,7 +42,7 @@ COMMANDS = {
     "stop": Options(run="", flags={}),
     "cancel": Options(run="", flags={}),
 }
-_PLACES = {"--cluster": "cluster", "--host": "host"}
+_SITE_OPTIONS = {"--cluster": "cluster", "--host": "host"}
 _MOST_DIGITS = 9
 _UNSET: Mapping[type, Any] = {int: None, str: "", list: []}
 
@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str]) -> Call | None:
         return None
     flags = dict.fromkeys(options.flags.values(), False)
     values: dict[str, Any] = {**flags, **{n: _UNSET[kind] for n, kind in options.valued.values()}}
-    values |= dict.fromkeys(_PLACES.values(), "")
+    values |= dict.fromkeys(_SITE_OPTIONS.values(), "")
     runs: list[str] = []
     words = list(arguments[1:])
     while words:
@@ -105,8 +105,8 @@ def _take_value(
     name, equals, value = word.partition("=")
     if not equals and words:
         value = words.pop(0)
-    if name in _PLACES and value and not value.startswith("-"):
-        return {_PLACES[name]: value}
+    if name in _SITE_OPTIONS and value and not value.startswith("-"):
+        return {_SITE_OPTIONS[name]: value}
     parameter, kind = options.valued.get(name, ("", None))
     if kind is int and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
         return {parameter: int(value)}
