@@ -73,7 +73,8 @@ class Part:
         except FileNotFoundError as error:
             if not self.rank or self.temporary.exists():
                 raise
-            raise UnavailableError("rank 0 has given it up", hint="see the log of rank 0") from error
+            hint = "see the log of rank 0"
+            raise UnavailableError("rank 0 has given it up", hint=hint) from error
 
     def _write_files(self) -> None:
         self.temporary.mkdir(exist_ok=True, mode=0o700)
