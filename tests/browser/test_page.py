@@ -282,7 +282,7 @@ def test_without_the_token_the_page_says_how_to_get_it(browser, served, live, fr
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{served.base}{fragment.format(live.path.name)}")
-    expect(page.locator("#locked")).to_contain_text("Run echelon dash again")
+    expect(page.locator("#locked")).to_contain_text("run it again")
     for other in ("#all", "#one", "#missing"):
         expect(page.locator(other)).to_be_hidden()
     assert live.path.name not in page.content()

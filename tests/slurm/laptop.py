@@ -119,7 +119,7 @@ class Laptop:
         close = "import os, sys; from echelon.clusters.ssh.connection import Connection as C; "
         close += "from echelon.core.shell import LocalShell as S; C(*sys.argv[1:], S(), os.environ)"
         subprocess.run(
-            [sys.executable, "-S", "-c", f"{close}.close()", self.host],
+            [sys.executable, "-S", "-c", f"{close}._control('exit')", self.host],
             env=self.environ,
             check=True,
             capture_output=True,

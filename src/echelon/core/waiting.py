@@ -30,7 +30,9 @@ def wait_for(
     *,
     every_s: float,
     until_s: float = math.inf,
-    late: Callable[[], TimedOutError] = lambda: TimedOutError("it was not ready in time"),
+    late: Callable[[], TimedOutError] = lambda: TimedOutError(
+        "it was not ready in time", hint="wait longer, or look for the cause"
+    ),
     clock: Clock = CLOCK,
 ) -> R:
     """Call a function until it returns something, and return that.

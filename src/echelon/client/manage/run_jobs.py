@@ -70,7 +70,10 @@ class RunJobs:
         """Return the current job of a run; UNKNOWN if its cluster does not respond."""
         jobs = self._read()
         if run_id not in jobs:
-            raise UnavailableError(f"the cluster or host did not list the run '{run_id}'")
+            raise UnavailableError(
+                f"the cluster or host did not list the run '{run_id}'",
+                hint="list the runs that it knows: echelon ps",
+            )
         return jobs[run_id]
 
     def ended(self) -> Mapping[str, Job | None]:

@@ -95,7 +95,7 @@ def test_a_malformed_description_of_a_project_is_refused(workdir, message):
 
 
 def test_an_endless_message_is_refused(workdir, monkeypatch):
-    monkeypatch.setattr("echelon.clusters.ssh.stream.Stream.receive.__kwdefaults__", {"most": 5000})
+    monkeypatch.setattr("echelon.clusters.ssh.stream.MOST_LINE_BYTES", 5000)
     done = exchange(talk(b"x" * 6000), lambda stream: receive(workdir, stream))
     assert "a message of more than 5,000 bytes" in str(done.host)
 
