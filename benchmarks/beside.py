@@ -4,11 +4,10 @@
 
 Calls of both versions alternate, so that what else the machine does affects both. Each version has
 a folder and runs of its own, and both use one sandbox, whose jobs begin far in the future. Prints
-the ratios of wall-clock and of CPU time, and writes benchmarks/results/beside.json.
+the ratios of wall-clock and of CPU time.
 """
 
 import argparse
-import os
 import resource
 import statistics
 import subprocess
@@ -16,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from measuring import environ, sandbox, workshop, write_results
+from measuring import environ, sandbox, workshop
 from snapshot import create_project
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +40,6 @@ def check_out(commit, folder):
         ["git", "-C", ROOT, "archive", commit, "src"], capture_output=True, check=True
     )
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-    subprocess.run([sys.executable, "-m", "compileall", "-qq", folder / "src"], check=True)
     return folder / "src"
 
 
@@ -72,6 +70,7 @@ def compare(versions, folders, words, pairs):
             took = call(versions[name], folders[name], words)
             if number:  # the first pair fills caches
                 times[name].append(took)
+        subprocess.run(["scancel", "--user=root"], check=True)  # the queue has a limit
     old, new = times.values()
     return {
         "before_s": round(statistics.median(wall for wall, _ in old), 3),
@@ -97,6 +96,8 @@ def main():
     rows = {}
     with workshop() as folder, sandbox("bench-beside", 1):
         versions = {"before": check_out(asked.commit, folder / "before"), "now": ROOT / "src"}
+        for sources in versions.values():  # else each call compiles what was edited last
+            subprocess.run([sys.executable, "-m", "compileall", "-qq", sources], check=True)
         small, large = ({name: folder / f"{kind}-{name}" for name in versions} for kind in "sl")
         for name in versions:
             small[name].mkdir()
@@ -112,8 +113,10 @@ def main():
             rows[name] = compare(versions, folders, COMMANDS[name], pairs)
     goals = {f"{name}, median": (one["wall"], MEDIAN) for name, one in rows.items()}
     goals |= {f"{name}, p90": (one["wall_p90"], P90) for name, one in rows.items()}
-    load = round(os.getloadavg()[0], 1)
-    write_results("beside", rows, goals, commit=asked.commit, load_average_after=load)
+    for name, one in rows.items():
+        print(f"{name:40}", "   ".join(f"{figure} {value}" for figure, value in one.items()))
+    for name, (value, limit) in goals.items():
+        print(f"{'met   ' if value <= limit else 'MISSED'} {name}: {value}, goal ≤ {limit}")
 
 
 if __name__ == "__main__":
