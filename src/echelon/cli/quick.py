@@ -1,8 +1,8 @@
 """Runs plain calls of the commands that users repeat most, without the library for command lines.
 
 Loading that library takes nearly as long as the command itself: `ps` needs 0.08 s without it, and
-0.13 s with it. A command for another host would load it on both machines. All other calls, such as --help
-or invalid ones, are left to the library.
+0.13 s with it. A command for another host would load it on both machines. All other calls, such as
+--help or invalid ones, are left to the library.
 """
 
 import os
