@@ -44,6 +44,8 @@ if "RANK" in os.environ:
 GPU = re.compile(r"cuda|nccl|lightning")
 JOBS = [rule for rule in RULES if next(iter(example_files(rule.good))) == "job.sh"]
 AT_ONCE = 4
+DATA = {"seeds.txt": "1\n", "log.txt": ""}
+"""Files that examples read."""
 SOMETIMES = {"E210", "E502"}
 """Examples that start a program in a branch, a loop, an array or the background."""
 
@@ -117,7 +119,7 @@ def run(cluster, folder, examples):
     for at in range(0, len(names), AT_ONCE):
         jobs = {}
         for name in names[at : at + AT_ONCE]:
-            write(folder / name, {"train.py": RANK, **examples[name]})
+            write(folder / name, {"train.py": RANK, **DATA, **examples[name]})
             jobs[name] = submit(cluster, folder / name, programs)
         states = await_jobs(cluster, jobs, timeout_s=60)
         assert states == dict.fromkeys(jobs, "COMPLETED"), {n: output(folder / n) for n in jobs}
@@ -156,7 +158,7 @@ def test_a_fixed_example_runs_real_ranks(large, tmp_path, rule):
     programs = make_programs(tmp_path / "bin", OTHERS)
     folder = tmp_path / "job"
     others = dict.fromkeys(("a.py", "b.py", "prepare.py", "train.py"), RANK)
-    write(folder, {**others, **example_files(rule.good)})
+    write(folder, {**others, **DATA, **example_files(rule.good)})
     job = submit(large, folder, programs)
     states = await_jobs(large, {rule.code: job}, timeout_s=200)
     assert states == {rule.code: "COMPLETED"}, output(folder)
