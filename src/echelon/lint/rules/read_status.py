@@ -33,7 +33,7 @@ def read_status(script: Script) -> Iterator[Hit]:
         -status=$?    # <- here
         +status=0
         +python train.py || status=$?
-         cp log.txt "$HOME"
+         cp log.txt last.txt
          exit $status
     """
     shell = script.batch
