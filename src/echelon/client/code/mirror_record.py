@@ -51,7 +51,7 @@ class MirrorRecord:
 
 
 def find_record(root: Path) -> MirrorRecord | None:
-    """Return the record in a folder; None unless this user wrote exactly this content."""
+    """Return a folder's record; None if there is none, or this user did not write it."""
     try:
         content = read_bytes(root / RECORD)
         return _parse(parse_json(content)) if is_remembered(content, os.environ) else None
