@@ -19,17 +19,7 @@ from echelon.client.remote.sending import describe_project
 from echelon.core import files
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
-from workdirs import content, describe, make_project, send, write
-
-
-@pytest.fixture
-def project(tmp_path):
-    return make_project(tmp_path / "project")
-
-
-@pytest.fixture
-def workdir(tmp_path):
-    return tmp_path / "host" / "project"
+from workdirs import content, describe, send, write
 
 
 def test_links_are_sent_with_targets_that_work_on_the_host(project, workdir, tmp_path):

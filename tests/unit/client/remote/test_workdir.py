@@ -19,16 +19,6 @@ from echelon.errors import ConflictError, UnavailableError
 from workdirs import content, describe, make_project, send, write
 
 
-@pytest.fixture
-def project(tmp_path):
-    return make_project(tmp_path / "project")
-
-
-@pytest.fixture
-def workdir(tmp_path):
-    return tmp_path / "host" / "project"
-
-
 def test_a_workdir_becomes_equal_to_the_project(project, workdir):
     done = send(project, workdir).check()
     assert (done.laptop.files, done.laptop.warnings) == (5, ())

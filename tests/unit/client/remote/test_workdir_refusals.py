@@ -21,18 +21,7 @@ from echelon.errors import (
     TimedOutError,
     UnavailableError,
 )
-from workdirs import content, describe, make_project, receive, send, write
-
-
-@pytest.fixture
-def project(tmp_path):
-    return make_project(tmp_path / "project")
-
-
-@pytest.fixture
-def workdir(tmp_path):
-    return tmp_path / "host" / "project"
-
+from workdirs import content, describe, receive, send, write
 
 # --- hostile streams --------------------------------------------------------------------------
 
