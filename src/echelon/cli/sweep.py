@@ -105,6 +105,26 @@ def sweep(
             help="Tasks that run at a time [default: no limit; 1 with --on local].",
         ),
     ] = 0,
+    pack: Annotated[
+        int,
+        typer.Option(
+            "--pack",
+            metavar="NODES",
+            min=0,
+            show_default=False,
+            help="Run all tasks side by side on that many whole nodes, in one job.",
+        ),
+    ] = 0,
+    per_slot: Annotated[
+        int,
+        typer.Option(
+            "--per-slot",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="With --pack: tasks that share the same GPUs and CPUs [default: 1].",
+        ),
+    ] = 1,
     runs_dir: RunsDir = RUNS,
     on: On = "slurm",
     address: Address = "",
@@ -117,19 +137,24 @@ def sweep(
     """Run a script once per combination of parameters.
 
     {NAME} in an argument of the script stands for the value, {index} for the number of the task.
-    Each task is a run of its own. On Slurm, the tasks are a job array.
+    Each task is a run of its own. On Slurm, the tasks are a job array, or with --pack one job.
 
     Example: echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}
     """
     from echelon.client.submit import pipeline  # noqa: PLC0415
     from echelon.client.submit.parameters import make_table, read_parameters  # noqa: PLC0415
 
+    if per_slot > 1 and not pack:
+        raise UsageError(
+            "--per-slot has no effect without --pack",
+            hint="add --pack NODES to run the tasks side by side in one job",
+        )
     rows = read_parameters(grid or [], file)
     wanted = pipeline.Request(
         merged=request,
         target=Target(on=on, runs=runs_dir, address=address, tied=on == "local"),
         command="sweep",
-        table=make_table(rows, max_running),
+        table=make_table(rows, max_running, pack=pack, per_slot=per_slot),
     )
     on_host = goes_to_host(request, on, runs_dir)
     if dry_run:

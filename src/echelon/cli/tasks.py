@@ -43,6 +43,8 @@ def start_tasks(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as_j
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
+    if read_table(sweep).pack:
+        return _start_packed(sweep, cluster, indices, as_json=as_json)
     for mark in (sweep.stopped, *map(sweep.cancelled, indices)):
         mark.unlink(missing_ok=True)
     if not isinstance(cluster, SlurmCluster):
@@ -57,6 +59,22 @@ def start_tasks(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as_j
     arrays = submit_sweep(sweep, cluster, os.environ, indices=indices)
     announce_sweep(sweep.sweep_id, len(indices), arrays, sweep.path, as_json=as_json)
     return 0
+
+
+def _start_packed(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as_json: bool) -> int:
+    """Submit one job for tasks, or run it here to its end; return the exit code."""
+    from echelon.client.manage.waiting import wait_for_own_run  # noqa: PLC0415
+    from echelon.client.submit.arrays import submit_packed  # noqa: PLC0415
+    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
+
+    attempt = submit_packed(sweep, cluster, os.environ, indices)
+    if not isinstance(cluster, LocalCluster):
+        announce_sweep(sweep.sweep_id, len(indices), [attempt.job_id], sweep.path, as_json=as_json)
+        return 0
+    console.print_result(sweep.sweep_id)
+    console.flush()
+    job = wait_for_own_run(sweep.files, cluster, None)
+    return 0 if job.state == "COMPLETED" else job.exit_code or 1
 
 
 def open_slurm() -> "SlurmCluster":

@@ -8,6 +8,9 @@ from echelon.launch.archive import find_archive
 ROLES = {
     "controller": "echelon.launch.controller.entrypoint",
     "task": "echelon.launch.task",
+    "broker": "echelon.launch.allocation.packed_sweep",
+    "keeper": "echelon.launch.allocation.keeper",
+    "fork-server": "echelon.launch.allocation.fork_server",
     "agent": "echelon.launch.agent.agent",
     "zygote": "echelon.launch.zygote.zygote",
     "ray-driver": "echelon.launch.backends.ray.driver",

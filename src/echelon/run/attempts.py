@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from echelon.core.atomic_file import write_atomic
+from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.records import (
@@ -31,6 +31,8 @@ from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
 from echelon.run.series import MOST_TAIL, read_last_lines
 
+STOPPING = "stopping"
+"""File in the folder of a step's attempt: how a command wants it to stop."""
 SKIPPED = "SKIPPED"
 """State of an attempt that found nothing to do."""
 _ORPHANED = "orphaned"
@@ -50,6 +52,8 @@ class Attempt:
     """File of the job's output."""
     after: str = ""
     """The job whose end it waits for, if it is a standby."""
+    within: str = ""
+    """The run or sweep whose job it is a step of; empty if the job is its own."""
 
 
 @frozen
@@ -60,8 +64,9 @@ class Outcome:
     """A state of Slurm, as for any job."""
     exit_code: int
     next: str = ""
-    """What continues the run: `standby`, a waiting job; `requeue`, the same job; `wanted`, a job
-    that a user has to submit; empty if the run has ended."""
+    """What continues the run: `standby`, a waiting job; `requeue`, the same job; `allocation`, the
+    broker of the allocation that it is a step of; `wanted`, a job that a user has to submit; empty
+    if the run has ended."""
     why: str = ""
     """What ended it, in one line; empty if the work is done."""
     progress: str = ""
@@ -75,7 +80,7 @@ def attempts(run: RunDir) -> list[Attempt]:
     for number in run.attempt_numbers():
         record = find_record(run.attempt(number) / "job.json")
         if "job_id" in record:  # otherwise it was claimed but not queued
-            names = ("job_id", "submitted", "output", "after")
+            names = ("job_id", "submitted", "output", "after", "within")
             facts = {name: str(record.get(name, "")) for name in names}
             found.append(Attempt(number=number, **facts))
     return found
@@ -203,7 +208,7 @@ def submit_attempt(
     try:
         job_id = submit(number)
     except BaseException:
-        run.attempt(number).rmdir()
+        remove_tree(run.attempt(number))
         raise
     submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
     record = {"job_id": job_id, "submitted": submitted, "after": after}
@@ -215,6 +220,22 @@ def submit_attempt(
         record["output"] = look(job_id).output
         write_atomic(path, json.dumps(record) + "\n")
     return Attempt(number=number, **record)
+
+
+def claim_step(run: RunDir, *, job_id: str, within: str) -> int:
+    """Claim the next attempt of a run, as a step of another job, and return its number.
+
+    Args:
+        run: the run.
+        job_id: the job.
+        within: the run or sweep whose job it is.
+    """
+    number = run.claim_attempt()
+    submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    record = {"job_id": job_id, "submitted": submitted, "within": within}
+    record["output"] = str(run.job_log(number))
+    write_atomic(run.attempt(number) / "job.json", json.dumps(record) + "\n", sync=False)
+    return number
 
 
 @contextlib.contextmanager

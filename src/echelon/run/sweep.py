@@ -112,6 +112,10 @@ class Table:
     """Index of each task → its values, in the order of the names."""
     max_running: int = 0
     """How many tasks run at a time; 0 for no limit."""
+    pack: int = 0
+    """Nodes of the one job in which all tasks run side by side; 0 if each has a job of its own."""
+    per_slot: int = 1
+    """How many tasks of such a job share the same GPUs and CPUs."""
 
     def parameters(self, index: int) -> dict[str, str]:
         """Return the parameters of a task."""
@@ -165,6 +169,15 @@ class SweepDir:
     def table(self) -> Path:
         """The parameters."""
         return self.path / _TABLE
+
+    @property
+    def task_script(self) -> Path:
+        """The script that tasks derive theirs from: that of a job array."""
+        return self.path / ("task.sbatch" if read_table(self).pack else self.files.script.name)
+
+    def asked(self, attempt: int) -> Path:
+        """Return the file of the tasks that an attempt of a packed sweep has to carry out."""
+        return self.files.attempt(attempt) / "tasks.json"
 
     @property
     def stopped(self) -> Path:
@@ -231,7 +244,10 @@ def is_sweep(path: Path) -> bool:
 
 def write_table(sweep: SweepDir, table: Table) -> str:
     """Write the parameters of a sweep, and return their SHA-256."""
-    record = {"names": table.names, "max_running": table.max_running, "tasks": dict(table.tasks)}
+    record: dict[str, object] = {"names": table.names, "max_running": table.max_running}
+    if table.pack:
+        record |= {"pack": table.pack, "per_slot": table.per_slot}
+    record["tasks"] = dict(table.tasks)
     content = encode(json.dumps(record, separators=(",", ":")))
     write_atomic(sweep.table, content)
     return hashlib.sha256(content).hexdigest()
@@ -255,6 +271,8 @@ def read_table(sweep: SweepDir, digest: str = "") -> Table:
             names=tuple(map(str, record["names"])),
             tasks={int(key): tuple(map(str, row)) for key, row in record["tasks"].items()},
             max_running=int(record["max_running"]),
+            pack=int(record.get("pack", 0)),
+            per_slot=int(record.get("per_slot", 1)),
         )
         if any(len(row) != len(table.names) for row in table.tasks.values()):
             raise ValueError("a task has another number of values than there are names")  # noqa: TRY301
@@ -347,7 +365,7 @@ def make_run(sweep: SweepDir, index: int, digest: str = "") -> tuple[RunDir, str
             record = {"sweep": sweep.sweep_id, "index": index}
             record |= {"parameters": table.parameters(index)}
             write_atomic(draft.task, json.dumps(record) + "\n", sync=False)
-            script = task_script(sweep, read_bytes(sweep.files.script), index, own)
+            script = task_script(sweep, read_bytes(sweep.task_script), index, own)
             write_atomic(draft.script, script, mode=0o700, sync=False)
             _link(sweep.files.launcher, draft.launcher)
             if code is not None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
@@ -70,11 +71,45 @@ def _job_of(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
     if not is_job_id(attempt.job_id):
         what = f"job.json of attempt {attempt.number} has no valid job id"
         return Job(id=attempt.job_id, state="UNKNOWN", reason=what)
+    if attempt.within:
+        return step_job(run, attempt, _holding_job(run, attempt, cluster))
     job = cluster.job(attempt.job_id, run_id=run.run_id)
     ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
     if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):
         return job
     return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")
+
+
+def _holding_job(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
+    """Return the current job of the allocation that an attempt is a step of."""
+    holder = RunDir(path=run.path.with_name(attempt.within))
+    if Path(attempt.within).name == attempt.within and holder.path.is_dir():
+        return current_job(holder, cluster)
+    return Job(id=attempt.job_id, state="UNKNOWN", reason=f"no '{attempt.within}' beside the run")
+
+
+def step_job(run: RunDir, attempt: Attempt | None, holder: Job) -> Job:
+    """Return the job of a step, given the one that holds its allocation now. Pure but for files.
+
+    Args:
+        run: the run.
+        attempt: its last attempt; None if it was never started.
+        holder: the job that holds the allocation.
+    """
+    ended = outcome(run, attempt.number) if attempt else None
+    if attempt and ended and (not ended.next or holder.over):
+        return Job(id=attempt.job_id, state=ended.state, exit_code=ended.exit_code)
+    if not holder.over:
+        same = attempt is not None and attempt.job_id == holder.id and ended is None
+        if same or holder.state in WAITING:
+            return holder
+        return replace(holder, state="PENDING", reason="it waits for a slot")
+    if attempt is None:
+        return Job(id="", state="UNSUBMITTED", reason="never started")
+    if holder.state == "COMPLETED":
+        what = f"{attempt.within} ended without it"
+        return replace(holder, state="FAILED", exit_code=1, reason=what)
+    return holder
 
 
 def find_verdict(run: RunDir, job: Job) -> "Verdict | None":

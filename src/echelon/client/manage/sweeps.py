@@ -6,7 +6,7 @@ from pathlib import Path
 
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.client.manage.relocation import find_home
-from echelon.client.manage.run_status import current_job, find_verdict
+from echelon.client.manage.run_status import current_job, find_verdict, step_job
 from echelon.client.manage.waiting import stop_all
 from echelon.client.remote.register import is_task
 from echelon.client.submit.target import choose_cluster
@@ -18,7 +18,7 @@ from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError
 from echelon.run.attempts import attempts, outcome
 from echelon.run.directory import RunDir
-from echelon.run.sweep import SweepDir, is_sweep, read_table
+from echelon.run.sweep import SweepDir, Table, is_sweep, read_table
 from echelon.run.verdict import Verdict
 
 NEVER_STARTED = "it was never started"
@@ -71,6 +71,8 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
         UnavailableError: the cluster does not respond.
     """
     table, places = read_table(sweep), Places()
+    if table.pack:
+        return _read_packed(sweep, table, slurm, strict=strict)
     latest = {task: one.job_of(task) for one in sweep.arrays() for task in one.tasks}
     files = {index: _TaskFiles(sweep.run(index), latest.get(index, "")) for index in table.tasks}
     answers = _Answers(sweep, [one for one in files.values() if not one.is_complete], slurm)
@@ -83,12 +85,31 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
         gone = job.state in ("UNKNOWN", "UNSUBMITTED") and not one.last and not answers.error
         if gone and sweep.cancelled(index).exists():
             job = replace(job, state="CANCELLED", reason=NEVER_STARTED)
-        failed = job.over and job.state not in ("COMPLETED", "UNSUBMITTED", "UNKNOWN")
-        verdict = find_verdict(one.run, job) if failed else None
-        parameters = table.parameters(index)
-        found.append(
-            Task(index=index, parameters=parameters, run=one.run, job=job, verdict=verdict)
-        )
+        found.append(_make_task(sweep, table, index, job))
+    return found
+
+
+def _make_task(sweep: SweepDir, table: Table, index: int, job: Job) -> Task:
+    run = sweep.run(index)
+    failed = job.over and job.state not in ("COMPLETED", "UNSUBMITTED", "UNKNOWN")
+    verdict = find_verdict(run, job) if failed else None
+    return Task(index=index, parameters=table.parameters(index), run=run, job=job, verdict=verdict)
+
+
+def _read_packed(sweep: SweepDir, table: Table, slurm: Slurm, *, strict: bool) -> list[Task]:
+    """Return the tasks of a sweep that share one job."""
+    holder = Places().job(sweep.files)
+    if strict and holder.state == "UNKNOWN" and holder.reason != forgotten("").reason:
+        slurm.job(holder.id, run_id=sweep.sweep_id)  # raises why
+    found = []
+    for index in table.tasks:
+        run = sweep.run(index)
+        last = next(reversed(attempts(run)), None)
+        is_own = last is not None and not last.within  # it was resumed on its own
+        job = Places().job(run) if is_own else step_job(run, last, holder)
+        if last is None and sweep.cancelled(index).exists():
+            job = Job(id="", state="CANCELLED", reason=NEVER_STARTED)
+        found.append(_make_task(sweep, table, index, job))
     return found
 
 
@@ -159,6 +180,11 @@ class _Answers:
 
 def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
     """Cancel the waiting tasks of a sweep, and stop the running ones; return their number."""
+    if read_table(sweep).pack:
+        going = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
+        if going:
+            stop_all(sweep.files, place_of(sweep))
+        return len(going)
     sweep.stopped.touch(mode=0o600)  # the process that starts tasks here or on Ray checks it
     going = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
     known = {array.job_id for array in sweep.arrays()}
@@ -191,7 +217,7 @@ def find_waiting(runs: Path, name: str) -> tuple[SweepDir, int] | None:
 def cancel_waiting(sweep: SweepDir, index: int, job: Job) -> None:
     """Cancel a task that has no run directory yet."""
     sweep.cancelled(index).touch(mode=0o600)
-    if job.id:
+    if job.id and not read_table(sweep).pack:
         cluster = choose_cluster("slurm", sweep.path.parent)
         cluster.cancel(job.id, run_id=sweep.run_id(index))
 
@@ -199,6 +225,10 @@ def cancel_waiting(sweep: SweepDir, index: int, job: Job) -> None:
 def place_of(sweep: SweepDir) -> Cluster:
     """Return the cluster where the tasks of a sweep were started."""
     runs = sweep.path.parent
+    if read_table(sweep).pack:
+        known = attempts(sweep.files)
+        here = bool(known) and known[-1].job_id.startswith(LOCAL)
+        return choose_cluster("local" if here else "slurm", runs, tied=here)
     if not sweep.arrays():
         for index in read_table(sweep).tasks:
             if known := attempts(sweep.run(index)):

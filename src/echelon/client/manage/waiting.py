@@ -11,12 +11,13 @@ from echelon.client.manage.run_status import current_job, find_verdict
 from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
 from echelon.clusters.base import Cluster
+from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import LOCAL, Job, describe_job, is_job_id
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import CLOCK, Clock, patient, wait_for, wait_until
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UnavailableError
-from echelon.run.attempts import Attempt, attempts, claiming_next, outcome
+from echelon.run.attempts import STOPPING, Attempt, attempts, claiming_next, outcome
 from echelon.run.background_writer import AWAY
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
@@ -163,7 +164,9 @@ def wait_for_run(
             return job
 
 
-def wait_for_own_run(run: RunDir, cluster: Cluster, screen: Screen, clock: Clock = CLOCK) -> Job:
+def wait_for_own_run(
+    run: RunDir, cluster: Cluster, screen: Screen | None, clock: Clock = CLOCK
+) -> Job:
     """Wait for a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
     known = attempts(run)  # the run directory may be deleted meanwhile
 
@@ -248,7 +251,9 @@ def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
     """Request that a run's jobs stop, the standby first, because it would take over."""
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
-        if is_job_id(attempt.job_id):
+        if attempt.within:
+            _stop_step(run, attempt, "interrupt" if interrupt else "stop")
+        elif is_job_id(attempt.job_id):
             cluster.stop(attempt.job_id, run_id=run.run_id, interrupt=interrupt)
         if attempt.job_id == current.id:
             return
@@ -257,8 +262,16 @@ def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
 def cancel_all(run: RunDir, cluster: Cluster, known: Sequence[Attempt] = ()) -> None:
     """Cancel a run's jobs, the last one first, because it may wait for the end of another."""
     for attempt in reversed(attempts(run) or known):
-        if is_job_id(attempt.job_id):
+        if attempt.within:
+            _stop_step(run, attempt, "cancel")
+        elif is_job_id(attempt.job_id):
             cluster.cancel(attempt.job_id, run_id=run.run_id)
+
+
+def _stop_step(run: RunDir, attempt: Attempt, how: str) -> None:
+    """Ask the controller of a step to stop: its job is that of other steps too."""
+    if outcome(run, attempt.number) is None:
+        write_atomic(run.attempt(attempt.number) / STOPPING, f"{how}\n")
 
 
 def exit_code(job: Job) -> int:

@@ -1,13 +1,17 @@
-"""Submits the tasks of a sweep as job arrays on Slurm."""
+"""Submits the tasks of a sweep: as job arrays on Slurm, or packed into one job."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 
+from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
+from echelon.clusters.base import Cluster
 from echelon.clusters.slurm.cluster import SlurmCluster
-from echelon.core.atomic_file import remove_tree
+from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.slurm import Slurm, mark_tasks
 from echelon.errors import UnavailableError, UsageError
+from echelon.run.attempts import Attempt
 from echelon.run.request import read_spec
 from echelon.run.sweep import Array, SweepDir, read_table
 
@@ -72,6 +76,30 @@ def submit_sweep(
             hint=f"queue the rest later: echelon sweep resume {sweep.sweep_id}",
         ) from error
     return found
+
+
+def submit_packed(
+    sweep: SweepDir, cluster: Cluster, environ: Mapping[str, str], indices: Sequence[int]
+) -> Attempt:
+    """Submit one job that carries out tasks of a sweep side by side.
+
+    Raises:
+        UsageError: the cluster refuses the request.
+    """
+    before = {index: max(sweep.run(index).attempt_numbers(), default=0) for index in indices}
+
+    def record(number: int) -> None:
+        write_atomic(sweep.asked(number), json.dumps({"tasks": before}) + "\n")
+
+    for index in indices:
+        sweep.cancelled(index).unlink(missing_ok=True)
+    try:
+        script = read_script(sweep.files, os.environ)
+        return queue_attempt(sweep.files, cluster, environ, script, claimed=record)
+    except UsageError:
+        if not sweep.files.attempt_numbers():
+            remove_tree(sweep.path)
+        raise
 
 
 def _find_array(

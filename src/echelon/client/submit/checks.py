@@ -12,7 +12,7 @@ from echelon.client.submit.parameters import split_array
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.errors import MissingProgramError, UsageError
-from echelon.run.sweep import check_placeholders
+from echelon.run.sweep import Table, check_placeholders
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
 
@@ -171,4 +171,27 @@ def check_sweep(spec: JobSpec, names: Sequence[str]) -> None:
         raise UsageError(
             "a sweep does not support hand_over 'always': a task continues in its own array",
             hint="use --hand-over requeue; auto does so if there is a checkpoint",
+        )
+
+
+def check_pack(spec: JobSpec, table: Table, on: str) -> None:
+    """Check that the tasks of a sweep can share one job.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    if on == "ray":
+        raise UsageError(
+            "--pack is for Slurm and for this machine: Ray places tasks itself",
+            hint="remove --pack; --max-running limits how many tasks run at a time",
+        )
+    if spec.nodes.high > table.pack:
+        raise UsageError(
+            f"a task needs {spec.nodes.high} nodes, but --pack {table.pack} requests fewer",
+            hint=f"use --pack {spec.nodes.high} or more",
+        )
+    if table.max_running:
+        raise UsageError(
+            "--max-running has no effect with --pack: as many tasks run as there are slots",
+            hint="remove --max-running, or request fewer nodes: --pack N",
         )

@@ -130,11 +130,13 @@ def split_array(spec: JobSpec) -> tuple[JobSpec, Table | None]:
     return replace(spec, slurm_extra=others, args=args), table
 
 
-def make_table(rows: Sequence[Mapping[str, str]], max_running: int = 0) -> Table:
+def make_table(
+    rows: Sequence[Mapping[str, str]], max_running: int = 0, *, pack: int = 0, per_slot: int = 1
+) -> Table:
     """Return the parameters of tasks, which are numbered in order."""
     names = tuple(rows[0])
     tasks = {index: tuple(row[name] for name in names) for index, row in enumerate(rows)}
-    return Table(names=names, tasks=tasks, max_running=max_running)
+    return Table(names=names, tasks=tasks, max_running=max_running, pack=pack, per_slot=per_slot)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

@@ -12,12 +12,17 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from echelon.client.code.snapshot import copy_again, take_snapshot
-from echelon.client.submit.checks import check_sweep, find_function_problems, find_problems
+from echelon.client.submit.checks import (
+    check_pack,
+    check_sweep,
+    find_function_problems,
+    find_problems,
+)
 from echelon.client.submit.environments import find_environment
 from echelon.client.submit.images import settle_image
 from echelon.client.submit.parameters import split_array
 from echelon.client.submit.queueing import queue_attempt
-from echelon.client.submit.run_files import write_files
+from echelon.client.submit.run_files import pack_request, write_files
 from echelon.client.submit.run_names import new_run_id
 from echelon.client.submit.script_checks import check_script, refuse_job_script
 from echelon.client.submit.target import Target, choose_cluster, choose_spec
@@ -136,6 +141,9 @@ def check(request: Request) -> Checked:
         single, table = split_array(spec)
     if table is not None:
         check_sweep(single, table.names)
+    if table is not None and table.pack:
+        check_pack(single, table, target.on)
+        single = pack_request(single, table.pack)
     checked = Checked(
         spec=spec,
         cluster=cluster,
@@ -231,6 +239,8 @@ def prepare(checked: Checked) -> Prepared:
             "(choose another directory with --runs-dir)"
         )
     remember(run, script)
+    if checked.table and checked.table.pack:
+        remember(run, SweepDir(files=run).task_script.read_bytes())
     return Prepared(
         run=run,
         cluster=checked.cluster,

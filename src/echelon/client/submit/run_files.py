@@ -13,6 +13,7 @@ from echelon.run.directory import RunDir
 from echelon.run.request import Environment, render_spec
 from echelon.run.sweep import SweepDir, Table, write_table
 from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import NodeCount
 
 
 def write_files(
@@ -46,12 +47,31 @@ def write_files(
         run=str(run.path.absolute()),
         launcher=ship_launcher(run.launcher) if starts else "",
         request=hashlib.sha256(request).hexdigest(),
-        sweep=bool(tasks),
+        role="task" if tasks else "controller",
         program=find_program(frozen, copy).argv[0] if copy else "",
     )
     script = encode(render_script(frozen, shipped=shipped, conda_exe=conda_exe))
+    if table and table.pack:  # the runs of tasks derive their scripts from that of an array
+        write_atomic(SweepDir(files=run).task_script, script, mode=0o700)
+        shared = pack_request(frozen, table.pack)
+        whole = replace(shipped, role="broker")
+        script = encode(render_script(shared, shipped=whole, conda_exe=conda_exe))
     write_atomic(run.script, script, mode=0o700)
     return script
+
+
+def pack_request(spec: JobSpec, nodes: int) -> JobSpec:
+    """Return the request of the job of a packed sweep: whole nodes, which its tasks share. Pure."""
+    whole = {"exclusive": "", "mem": "0"}
+    return replace(
+        spec,
+        nodes=NodeCount(nodes, nodes),
+        procs=1,
+        gpus=0,
+        gpu_type="",
+        cpus_per_task=0,
+        slurm_extra={**whole, **spec.slurm_extra},
+    )
 
 
 def freeze_request(run: RunDir, spec: JobSpec, folder: Path, *, has_copy: bool) -> JobSpec:

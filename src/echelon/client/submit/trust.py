@@ -21,7 +21,7 @@ from echelon.run.sweep import read_table, sweep_of, task_script, task_spec
 
 _SEALED = re.compile(
     rb'^((?:exec |PYTHONPATH=\$\()"\$python" -c "\$start" )([0-9a-f]{64})'
-    rb"( .+ \\\n    (?:controller|code|task) .+ )([0-9a-f]{64})(?=$|\) )",
+    rb"( .+ \\\n    (?:controller|code|task|broker) .+ )([0-9a-f]{64})(?=$|\) )",
     re.MULTILINE,
 )
 """Matches the line that starts the launcher; groups 2 and 4 are digests of launcher and request."""
@@ -102,7 +102,7 @@ def _is_of_known_sweep(run: RunDir, script: bytes, environ: Mapping[str, str]) -
     if found is None:
         return False
     sweep, index = found
-    shared = _read(sweep.files.script)
+    shared = _read(sweep.task_script)
     if not is_remembered(shared, environ) or seal_script(shared, sweep.files) != shared:
         return False
     table = read_table(sweep, read_tasks_digest(sweep.files, ""))

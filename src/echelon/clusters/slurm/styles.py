@@ -35,8 +35,9 @@ class Shipped:
     """SHA-256 of its launcher."""
     request: str
     """SHA-256 of its request."""
-    sweep: bool = False
-    """Whether it is the directory of a sweep, whose script is that of a job array."""
+    role: str = "controller"
+    """The program that its script starts: `task` in a job array of a sweep, `broker` in the one job
+    of a packed sweep."""
     program: str = ""
     """The training script's copy; a module's name. Empty if the project itself is executed."""
 
@@ -80,11 +81,12 @@ def _head(spec: JobSpec, shipped: Shipped | None = None) -> str:
     # A line break in an argument must not end the comment.
     shown = command.replace("\n", "\\n").replace("\r", "\\r")
     extra = _NO_KILL if spec.style == "echelon" else ""
-    if shipped and shipped.sweep and spec.hand_over != "never":
+    array = shipped is not None and shipped.role == "task"
+    if array and spec.hand_over != "never":
         spec = replace(spec, hand_over="requeue")  # in its array; when is up to the controller
     if shipped:
         name = shipped.run.rpartition("/")[2]
-        extra += _COMMENT.format(run=mark_tasks(name) if shipped.sweep else name)
+        extra += _COMMENT.format(run=mark_tasks(name) if array else name)
     if shipped and spec.hand_over != "never":
         extra += _HAND_OVER if spec.hand_over == "requeue" else f"{_HAND_OVER}{_NO_REQUEUE}"
         extra += _ORIGINAL
@@ -335,6 +337,12 @@ start=$(cat <<'START'
 """
 
 
+_WHAT = {
+    "controller": "The controller starts an agent on every node, and the agents start the ranks.",
+    "broker": "The broker starts a keeper on every node, and the sweep's tasks on their slots.",
+}
+
+
 def _find_code(shipped: Shipped) -> str:
     """Return the lines with which a style without a controller finds the copied code."""
     return f"""\
@@ -352,7 +360,7 @@ def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
         run = shipped.run
         # Slurm changes to this directory itself; outside of a job nothing does.
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
-        if shipped.sweep:
+        if shipped.role == "task":
             return f"""\
 # --- start
 {folder}{_START}\
@@ -365,10 +373,10 @@ exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
         return f"""\
 # --- start
 {folder}{_START}\
-# The controller starts an agent on every node, and the agents start the ranks. $1 is the attempt;
-# the last argument is the SHA-256 of spec.toml.
+# {_WHAT[shipped.role]}
+# $1 is the attempt; the last argument is the SHA-256 of spec.toml.
 exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
-    controller {_quote(run)} "${{1:-}}" {shipped.request}
+    {shipped.role} {_quote(run)} "${{1:-}}" {shipped.request}
 """
     flags = {
         "--nodes": str(spec.nodes),

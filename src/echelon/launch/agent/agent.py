@@ -13,6 +13,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Coroutine, Mapping
@@ -34,6 +35,7 @@ from echelon.launch.agent.rendezvous_sockets import try_sockets
 from echelon.launch.agent.staging import NodeStage
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
+from echelon.launch.backends.base import RESUMABLE_EXIT
 from echelon.launch.code_path import VARIABLE, own_sites, search_path
 from echelon.launch.container.commands import LIBRARY
 from echelon.launch.container.machine import remember_variant
@@ -65,7 +67,9 @@ from echelon.launch.protocol.rank_environment import (
     NAME,
     NODE,
     REPLACES,
+    STEP,
     TIED,
+    ZYGOTE,
     common_environment,
     node_in_job,
     parse_candidates,
@@ -179,6 +183,7 @@ class Agent:
             else None,
             python=request.image_python or "python3",
             mount=lambda: self._stage.mount,
+            forked=_find_forked(environ),
         )
         self._ranks = LocalWorkers(
             run=run,
@@ -225,7 +230,7 @@ class Agent:
         else:
             self._spawn(self._zygote.start(self._ranks))
         try:
-            if not self._fault:
+            if not self._fault and STEP not in self._environ:  # else a keeper has checked the node
                 command = self._request.node_check
                 fault = await self._check.run(gpus=self._gpus, command=command)
                 self._fault = self._fault or fault  # the zygote may have failed meanwhile
@@ -417,6 +422,14 @@ class Agent:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
+def _find_forked(environ: Mapping[str, str]) -> tuple[socket.socket, int] | None:
+    """Return the process that is to become our zygote, if we were forked beside one."""
+    if ZYGOTE not in environ:
+        return None
+    handle, pid = environ[ZYGOTE].split()
+    return socket.socket(fileno=int(handle)), int(pid)
+
+
 def _as_fault(error: EchelonError) -> Fault:
     return Fault(reason=f"{error.message}{f' (hint: {error.hint})' if error.hint else ''}")
 
@@ -471,6 +484,8 @@ def main(arguments: list[str]) -> int:
             lock=lock,
         )
         code = await agent.run()
+        if agent.orphaned and STEP in environ:
+            return RESUMABLE_EXIT
         if agent.orphaned:
             end_orphaned_job(
                 run,

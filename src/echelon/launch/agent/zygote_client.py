@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from echelon.launch.container.commands import (
 from echelon.launch.protocol.leftovers import remove_files
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
+    BecomeZygote,
     ForkRank,
     RankForked,
     RankReaped,
@@ -82,6 +84,7 @@ class ZygoteClient:
         open_image: Callable[[], Sequence[Container]] | None = None,
         python: str = "",
         mount: Callable[[], tuple[str, str] | None] = lambda: None,
+        forked: tuple[socket.socket, int] | None = None,
     ) -> None:
         """Prepare it.
 
@@ -96,8 +99,10 @@ class ZygoteClient:
             open_image: returns the ways to start it inside an image; it may take long.
             python: the Python inside.
             mount: returns a folder to mount over another one, if there is any.
+            forked: a process that becomes the first zygote, and our end of its socket.
         """
         self._open_image, self._python, self._mount = open_image, python, mount
+        self._forked = forked
         self._variants: Sequence[Container] = ()
         """The ways to start the image; only the one that worked, once it did."""
         self._container: Container | None = None
@@ -167,6 +172,30 @@ class ZygoteClient:
             )
 
     async def _start(self, listener: Listener) -> None:
+        self._status, self._inner = None, 0
+        if self._forked is not None:
+            self._pid, ours = self._begin_forked(*self._forked)
+            self._forked = None
+        else:
+            self._pid, ours = await self._begin_new()
+        ours.setblocking(False)
+        self._socket = ours
+        self._failed_starts += 1  # reset when it is ready
+        self._guard.watch(self._pid)
+        asyncio.get_running_loop().add_reader(ours, self._hear, listener)
+
+    def _begin_forked(self, ours: socket.socket, pid: int) -> tuple[int, socket.socket]:
+        order = BecomeZygote(
+            program=asdict(self._program),
+            preload=list(self._preload),
+            environ=dict(self._env),
+            log=str(self._log),
+        )
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed soon
+            ours.send(json.dumps(encode(order)).encode())
+        return pid, ours
+
+    async def _begin_new(self) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preload = self._preload if self._failed_starts < _MOST_FAILED_STARTS else ()
         mount = self._mount()
@@ -182,16 +211,12 @@ class ZygoteClient:
             inner = inner_handle(self._container, handle)
             argv = role_command("zygote", inner, *program, python=self._python)
             argv, env = render_command(self._container, argv, env, handle=handle)
-        self._pid, self._status, self._inner = 0, None, 0
-        self._pid = await self._files.insist(
+        self._pid = 0
+        pid = await self._files.insist(
             lambda: self._shell.start(argv, log=self._log, env=env, keep=[handle])
         )
         theirs.close()
-        ours.setblocking(False)
-        self._socket = ours
-        self._failed_starts += 1  # reset when it is ready
-        self._guard.watch(self._pid)
-        asyncio.get_running_loop().add_reader(ours, self._hear, listener)
+        return pid, ours
 
     def send(
         self, order: ForkRank | ServeStore | SignalRanks, listener: socket.socket | None = None

@@ -1,13 +1,18 @@
 """What a controller needs from the place where its nodes are. Each backend implements this."""
 
+import asyncio
+import os
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from echelon.core.frozen import frozen
+from echelon.core.shell import signal_group
 from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.stop import Stop
+from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.spec.job_spec import JobSpec
@@ -36,23 +41,60 @@ _SAVE_S = 20.0
 class AgentCommand:
     """How to start an agent."""
 
-    argv: Sequence[str]
+    arguments: Sequence[str]
+    """Of the program `role`."""
     env: Mapping[str, str]
     logs: Path
     """Directory for the logs of the processes that start agents."""
     key: bytes
     """Agents read it from their input (`receive_key`)."""
+    role: str = "agent"
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line."""
+        return role_command(self.role, *self.arguments)
 
 
-@frozen
-class Started:
-    """A process that was started to bring up some of the agents."""
+class Started(Protocol):
+    """What was started to bring up some of the agents, and exits with them."""
+
+    nodes: frozenset[int]
+    log: Path
+
+    def poll(self) -> int | None:
+        """Return how it exited, as `subprocess` does; None while it runs."""
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        """Signal it and what it has started; it may have exited already."""
+
+    def dismiss(self) -> None:
+        """Tell it that no more agents are wanted, if it would not exit with them."""
+
+
+@dataclass(eq=False)
+class StartedProcess:
+    """A process of ours."""
 
     pid: int
     nodes: frozenset[int]
     log: Path
     dismissal: int = 0
     """Signal that tells it that no more agents are wanted; 0 if it exits with its agents."""
+
+    def poll(self) -> int | None:
+        try:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        return os.waitstatus_to_exitcode(status) if found else None
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        signal_group(self.pid, number)
+
+    def dismiss(self) -> None:
+        if self.dismissal:
+            os.kill(self.pid, self.dismissal)  # it may have exited, but is not collected yet
 
 
 @frozen
@@ -89,6 +131,16 @@ class Starter(Protocol):
 
     def outlook(self) -> Outlook:
         """Return what is known about nodes whose agents have not connected yet."""
+
+    def on_exit(self, look: Callable[[], None]) -> None:
+        """Call this function when something that was started may have exited; in the event loop."""
+
+
+class ChildStarter:
+    """A starter whose processes are our children."""
+
+    def on_exit(self, look: Callable[[], None]) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, look)
 
 
 # --- the allocation ---------------------------------------------------------------------------
@@ -201,6 +253,8 @@ class Backend:
     standby: Standby
     is_shared: bool = False
     """Whether nodes come from a cluster, so that examining them first and excluding some pays."""
+    key: bytes = b""
+    """The key that agents have to know; empty for a new one."""
 
 
 @frozen

@@ -7,7 +7,8 @@ from echelon.launch.backends.base import AttemptContext, Backend
 from echelon.launch.backends.local import local_backend
 from echelon.launch.backends.ray.backend import ray_backend
 from echelon.launch.backends.slurm.backend import slurm_backend
-from echelon.launch.protocol.rank_environment import ON_RAY
+from echelon.launch.backends.step import step_backend
+from echelon.launch.protocol.rank_environment import ON_RAY, STEP
 
 
 def choose_backend(
@@ -20,6 +21,8 @@ def choose_backend(
         environ: our variables.
         attempt: the attempt of a run; None to examine nodes, which no job continues.
     """
+    if attempt and STEP in environ:
+        return step_backend(environ, attempt)
     if attempt and ON_RAY in environ:
         return ray_backend(shell, environ, attempt)
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:

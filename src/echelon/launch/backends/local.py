@@ -9,9 +9,11 @@ from echelon.launch.backends.base import (
     AgentCommand,
     AttemptContext,
     Backend,
+    ChildStarter,
     NoStandby,
     Outlook,
     Started,
+    StartedProcess,
     View,
 )
 from echelon.launch.protocol.rank_environment import NODE, render_key
@@ -27,7 +29,7 @@ def local_backend(shell: Shell, attempt: AttemptContext | None = None) -> Backen
     return Backend(starter=starter, allocation=LocalAllocation(), standby=NoStandby())
 
 
-class LocalStarter:
+class LocalStarter(ChildStarter):
     """Starts several agents on this host."""
 
     def __init__(self, shell: Shell, nodes: int, *, name: str = "") -> None:
@@ -43,12 +45,12 @@ class LocalStarter:
         return [addresses.LOOPBACK]
 
     def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:
-        found = []
+        found: list[Started] = []
         for node in nodes:
             log, own = command.logs / f"agent-{node}.log", {**command.env, NODE: str(node)}
             key = render_key(command.key)
             pid = self._shell.start(command.argv, log=log, env=own, stdin=key)
-            found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
+            found.append(StartedProcess(pid=pid, nodes=frozenset({node}), log=log))
         return found
 
     def outlook(self) -> Outlook:

@@ -55,7 +55,7 @@ class Controller:
         *,
         request: JobSpec,
         environ: Mapping[str, str],
-        agent_command: Sequence[str],
+        agent_arguments: Sequence[str],
         uses_library: bool,
         backend: Backend,
         journal: Journal,
@@ -69,7 +69,7 @@ class Controller:
         make_generation: Callable[[int, Sequence[AgentHandle]], Generation],
         conclusion: Conclusion,
     ) -> None:
-        self._request, self._environ, self._agent_command = request, environ, agent_command
+        self._request, self._environ, self._agent_arguments = request, environ, agent_arguments
         self._backend, self._journal, self._record = backend, journal, record
         self._pool, self._slots, self._recovery = pool, slots, recovery
         self._membership, self._rendezvous = membership, rendezvous
@@ -216,7 +216,7 @@ class Controller:
         folder = self._run.attempt(self._attempt)
         try:
             await self._fly()
-            await self._pool.start(self._agent_command, folder, self._environ)
+            await self._pool.start(self._agent_arguments, folder, self._environ)
             failures = await self._membership.await_all()
         except EchelonError as error:  # Slurm does not answer, say
             # scancel signals all processes of a batch script, also a command that we have called.

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
@@ -32,8 +34,15 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.program import Program, find_program
 from echelon.launch.protocol.program_text import PACKAGE, read_imports
-from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
-from echelon.launch.roles import role_command
+from echelon.launch.protocol.rank_environment import (
+    ENVIRON,
+    HERE,
+    ON_RAY,
+    SCRIPT,
+    STEP,
+    TIED,
+    job_in,
+)
 from echelon.run.attempts import (
     SKIPPED,
     Attempt,
@@ -59,13 +68,70 @@ def main(arguments: list[str]) -> int:
     If ATTEMPT is empty, it is the next one. REQUEST is the digest of the request.
     """
     path, number, digest = arguments
-    # Until the controller can handle it: whoever sees the attempt may ask it to stop.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     run = RunDir.open(Path(path).absolute())
     request, code = read_spec(run, digest), read_code(run, digest)
     if code is not None:
         verify_code(run, code)
     program = find_program(request, find_copy(run, code, request.chdir))
+    imports = read_imports(program)
+    if STEP in os.environ and request.hand_over == "auto":
+        # The time limit is the allocation's: a step that began late had little of it.
+        request = replace(request, hand_over="always")
+    entered = enter_attempt(run, request, number, restarts=_count_restarts(run, request, imports))
+    if isinstance(entered, int):
+        return entered
+
+    def build(backend: Backend) -> Controller:
+        return build_controller(entered, backend, digest=digest, program=program, imports=imports)
+
+    return entered.carry_out(build)
+
+
+class Worker(Protocol):
+    """What carries out an attempt: the controller of a run, or the broker of an allocation."""
+
+    async def run(self) -> int:
+        """Do so, and return the exit code of the job."""
+
+
+@frozen
+class Entered:
+    """An attempt that this process is to carry out."""
+
+    context: AttemptContext
+    environ: Mapping[str, str]
+    notifier: Notifier
+
+    def carry_out(self, build: Callable[[Backend], Worker]) -> int:
+        """Have a worker carry it out; return the exit code of the job."""
+        # Notifications that an earlier one was killed over; the start does not wait for them.
+        sending = threading.Thread(
+            target=_send_owed, args=(self.context.run, self.notifier), daemon=True
+        )
+        sending.start()
+
+        async def run() -> int:
+            backend = choose_backend(LocalShell(), self.environ, self.context)
+            return await build(backend).run()
+
+        exit_code = asyncio.run(run())
+        sending.join(LIMIT_S)
+        return exit_code
+
+
+def enter_attempt(
+    run: RunDir, request: JobSpec, number: str, *, restarts: int | None
+) -> Entered | int:
+    """Become the owner of an attempt; return the exit code if there is nothing to do.
+
+    Args:
+        run: the run, or the sweep whose tasks share an allocation.
+        request: its request.
+        number: the attempt; empty for the next one.
+        restarts: how often it may lose the process that carries it out.
+    """
+    # Until the controller can handle it: whoever sees the attempt may ask it to stop.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     environ = dict(os.environ)
     original, script = _read_variables(environ), _read_pipe(environ.pop(SCRIPT, ""))
     if command := environ.pop(TIED, ""):
@@ -73,29 +139,21 @@ def main(arguments: list[str]) -> int:
     if ON_RAY in environ:
         environ = scrub(environ)  # Ray itself may run in a Slurm job, which is not ours
     job_id = job_in(environ)
-    owns_job = bool(job_id) and HERE not in environ
+    owns_job = bool(job_id) and not environ.keys() & {HERE, STEP}
     # With the host and pid: a slurmctld that forgets that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
     if owns_job and is_given_back(run, job_id):
         write_error(f"{run.run_id}: nothing to do for job {job_id}: it was withdrawn")
         return 0
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
-    imports = read_imports(program)
     notifier = Notifier(request.notify, run=run, shell=shell, environ=environ)
     if owns_job:
         own = record_own_job(run, attempt, job_id)
         objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
-            run,
-            own,
-            read_history(run, attempt),
-            restarts=_count_restarts(run, request, imports),
+            run, own, read_history(run, attempt), restarts=restarts
         )
         if objection:
             return _decline(run, own, objection, notifier)
-    # Notifications that an earlier controller was killed over; the start does not wait for them.
-    sending = threading.Thread(target=_send_owed, args=(run, notifier), daemon=True)
-    sending.start()
-
     context = AttemptContext(
         run=run,
         number=attempt,
@@ -104,23 +162,7 @@ def main(arguments: list[str]) -> int:
         environ=original,
         script=script,
     )
-
-    async def carry() -> int:
-        backend = choose_backend(shell, environ, context)
-        controller = build_controller(
-            context,
-            backend,
-            digest=digest,
-            notifier=notifier,
-            environ=environ,
-            program=program,
-            imports=imports,
-        )
-        return await controller.run()
-
-    exit_code = asyncio.run(carry())
-    sending.join(LIMIT_S)
-    return exit_code
+    return Entered(context=context, environ=environ, notifier=notifier)
 
 
 def _decline(run: RunDir, own: Attempt, objection: Objection, notifier: Notifier) -> int:
@@ -144,16 +186,15 @@ def _decline(run: RunDir, own: Attempt, objection: Objection, notifier: Notifier
 
 
 def build_controller(
-    attempt: AttemptContext,
+    entered: Entered,
     backend: Backend,
     *,
     digest: str,
-    notifier: Notifier,
-    environ: Mapping[str, str],
     program: Program,
     imports: frozenset[str],
 ) -> Controller:
     """Return the controller of an attempt, with everything that it works with."""
+    attempt, environ = entered.context, entered.environ
     run, request, starter = attempt.run, attempt.request, backend.starter
     journal = Journal(run, attempt.number, write_error)
     history = read_history(run, attempt.number)
@@ -161,7 +202,7 @@ def build_controller(
         record_path(cluster_name(environ), environ), run.run_id, keep_s=request.forgive_after_s
     )
     watch = HangWatch(request.hang_timeout_s)
-    pool = AgentPool(starter, watch, journal.note, journal.report)
+    pool = AgentPool(starter, watch, journal.note, journal.report, key=backend.key)
     slots = Slots(request, starter, pool)
     recovery = AgentRecovery(
         pool,
@@ -179,7 +220,7 @@ def build_controller(
         history=history,
         backend=backend,
         journal=journal,
-        notifier=notifier,
+        notifier=entered.notifier,
         environ=environ,
     )
     make_generation = partial(
@@ -196,7 +237,7 @@ def build_controller(
     return Controller(
         request=request,
         environ=environ,
-        agent_command=role_command("agent", run.path, attempt.number, digest),
+        agent_arguments=[str(run.path), str(attempt.number), digest],
         uses_library=_uses_library(run, imports),
         backend=backend,
         journal=journal,

@@ -25,6 +25,7 @@ from echelon.spec.job_spec import JobSpec
 _CONTINUES = {
     "standby": "the standby job continues",
     "requeue": "the job is requeued",
+    "allocation": "it is started again",
     "wanted": "continue with: echelon resume {run}",
 }
 _STATES = {
@@ -161,7 +162,7 @@ class Conclusion:
             self._journal.report(f"{self._run.run_id}: --notify command: {wrong}")
 
     def _is_notified(self, outcome: Outcome) -> bool:
-        return bool(self._request.notify) and outcome.next not in ("standby", "requeue")
+        return bool(self._request.notify) and outcome.next in ("", "wanted")
 
     def _tell_next(self, verdict: Verdict, continues: str) -> None:
         name = self._run.run_id

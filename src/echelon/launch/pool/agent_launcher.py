@@ -4,7 +4,6 @@ They are our children. The agents themselves may be on other hosts, and connect 
 """
 
 import asyncio
-import os
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from echelon.core.proc import read_text
-from echelon.core.shell import signal_group
 from echelon.launch.backends.base import CAUSE, AgentCommand, Started, Starter
 
 _NOT_STARTED = re.compile(r"^srun: error: (Unable to create step|Task launch) for ", re.MULTILINE)
@@ -30,8 +28,8 @@ class AgentLauncher:
         """All processes that were ever started."""
         self._starter, self._tell_gone = starter, gone
         self._command: AgentCommand | None = None
-        self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
-        """Running processes by pid, each with the future of an agent that `call` waits for."""
+        self._living: dict[Started, asyncio.Future[bool] | None] = {}
+        """Those that run, each with the future of an agent that `call` waits for."""
         self._awaited: dict[int, asyncio.Future[bool]] = {}
         """By node: agents that are being started again."""
 
@@ -64,11 +62,11 @@ class AgentLauncher:
         finally:
             coming.cancel()
             del self._awaited[node]
-            for pid in [pid for pid, (_, whose) in self._living.items() if whose is coming]:
+            for started in [one for one, whose in self._living.items() if whose is coming]:
                 if not _has_come(coming):
-                    signal_group(pid, signal.SIGTERM)  # srun passes it on
+                    started.end(signal.SIGTERM)  # srun passes it on
                     # A hanging srun does not, and such processes must not accumulate.
-                    asyncio.get_running_loop().call_later(END_S, self._end_one, pid)
+                    asyncio.get_running_loop().call_later(END_S, self._end_one, started)
 
     def welcome(self, node: int) -> None:
         """Note that an agent has connected."""
@@ -76,11 +74,10 @@ class AgentLauncher:
 
     def reap(self) -> None:
         """Collect processes that have exited, and report each of them."""
-        ended = {pid: status for pid in self._living if (status := _ended(pid)) is not None}
-        for pid, status in ended.items():
-            started, coming = self._living.pop(pid)
-            _answer(coming, came=False)
-            self._tell_gone(started, os.WIFSIGNALED(status))
+        ended = {one: code for one in self._living if (code := one.poll()) is not None}
+        for started, code in ended.items():
+            _answer(self._living.pop(started), came=False)
+            self._tell_gone(started, code < 0)
 
     def is_here(self) -> bool:
         """Tell whether any process is left."""
@@ -89,19 +86,18 @@ class AgentLauncher:
 
     def dismiss(self) -> None:
         """Signal processes that do not exit with their agents that no more are needed."""
-        for pid, (started, _) in self._living.items():
-            if started.dismissal:
-                os.kill(pid, started.dismissal)  # it may have exited, but is not collected yet
+        for started in self._living:
+            started.dismiss()
 
     def end(self) -> None:
         """Kill the processes that are left."""
-        for pid in self._living:
-            signal_group(pid)
+        for started in self._living:
+            started.end()
 
-    def _end_one(self, pid: int) -> None:
+    def _end_one(self, started: Started) -> None:
         self.reap()
-        if pid in self._living:
-            signal_group(pid)
+        if started in self._living:
+            started.end()
 
     def _add_called(
         self, starting: asyncio.Future[list[Started]], *, coming: asyncio.Future[bool]
@@ -111,11 +107,11 @@ class AgentLauncher:
         for started in starting.result():
             self._add(started, coming)
             if coming.cancelled():
-                signal_group(started.pid, signal.SIGTERM)
+                started.end(signal.SIGTERM)
 
     def _add(self, started: Started, coming: asyncio.Future[bool] | None = None) -> None:
         self.started.append(started)
-        self._living[started.pid] = started, coming
+        self._living[started] = coming
         self.reap()  # it may have exited already
 
 
@@ -126,15 +122,6 @@ def _answer(coming: asyncio.Future[bool] | None, *, came: bool) -> None:
 
 def _has_come(coming: asyncio.Future[bool]) -> bool:
     return coming.done() and not coming.cancelled() and coming.result()
-
-
-def _ended(pid: int) -> int | None:
-    """Return the status of a child that has ended, and collect it; None while it runs."""
-    try:
-        found, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return 0
-    return status if found else None
 
 
 def find_killed(path: Path) -> list[str]:

@@ -59,7 +59,18 @@ class AgentPool:
         watch: HangWatch,
         note: NoteTaker,
         report: Callable[[str], None],
+        *,
+        key: bytes = b"",
     ) -> None:
+        """Create a pool without agents.
+
+        Args:
+            starter: starts them.
+            watch: detects hangs.
+            note: records events.
+            report: prints messages for users.
+            key: the key that agents have to know; by default a new one.
+        """
         self.agents: dict[int, AgentHandle] = {}
         """Connected agents, by node."""
         self.unfit: dict[int, Hello] = {}
@@ -68,7 +79,9 @@ class AgentPool:
         """By node: the last agent that connected, even if it was lost."""
         self._starter, self._watch, self._note, self._report = starter, watch, note, report
         self._launcher = AgentLauncher(starter, self._tell_gone)
-        self._server = AgentServer(starter.nodes, received=self.hear, lost=self._lose, note=note)
+        self._server = AgentServer(
+            starter.nodes, key=key, received=self.hear, lost=self._lose, note=note
+        )
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._pulse: asyncio.Task[None] | None = None
         self._furthest = (0, -1)
@@ -93,27 +106,37 @@ class AgentPool:
                 number, partial(self._note, events.SignalIgnored(signal=int(number)))
             )
 
-    async def start(self, argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    async def start(
+        self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], *, role: str = "agent"
+    ) -> None:
         """Listen where agents can reach us, and start them on all nodes that are not excluded.
 
         Args:
-            argv: their command.
+            arguments: their arguments.
             folder: for the logs of the processes that start them.
             env: their variables.
+            role: their program.
         """
         loop = asyncio.get_running_loop()
         self.hear_signals()
-        loop.add_signal_handler(signal.SIGCHLD, self._launcher.reap)
+        self._starter.on_exit(self._launcher.reap)
         heard = await self._server.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         private = {CONTROLLER: ",".join(heard), FILES: str(few)}
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
         own = {**env, **private}
-        command = AgentCommand(argv=argv, env=own, logs=folder, key=self._server.key)
+        command = AgentCommand(
+            arguments=arguments, env=own, logs=folder, key=self._server.key, role=role
+        )
         self._launcher.call_all(fit, command)
         _allow_many_files()
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)
+
+    @property
+    def key(self) -> bytes:
+        """The key that agents have to know."""
+        return self._server.key
 
     @property
     def started(self) -> list[Started]:

@@ -41,12 +41,13 @@ class AgentServer:
         self,
         nodes: int,
         *,
+        key: bytes = b"",
         received: Callable[[AgentHandle, Message], None],
         lost: Callable[[AgentHandle, str], None],
         note: NoteTaker,
     ) -> None:
-        self.key = secrets.token_bytes(KEY_SIZE)
-        """The key that agents have to know."""
+        self.key = key or secrets.token_bytes(KEY_SIZE)
+        """The key that agents have to know; by default a new one."""
         self._nodes, self._note = nodes, note
         self._received, self._lost = received, lost
         """Called with each message of an agent, its greeting first, and when it is lost."""

@@ -34,6 +34,8 @@ class Hello(Message):
     pid: int = 0
     gpus: int = 0
     """Number of GPUs granted on this node."""
+    cpus: int = 0
+    """Number of CPUs that a keeper may use."""
     fault: str = ""
     """Why the node cannot be used; empty if it can."""
     fault_own: bool = False
@@ -425,6 +427,144 @@ class RankReaped(Message):
     rank: int
     status: int
     """Exit code; the negative number of the signal that killed it."""
+
+
+# --- broker, keepers, and the controllers of steps: see launch/allocation ------------------------
+
+
+@frozen
+class StartAgent(Message):
+    """Start the agent of a step on the node of this keeper; answered by `AgentExited`, once."""
+
+    step: int
+    number: int
+    """Which of the agents of the step it is, over all that were ever started."""
+    node: int
+    """The node's index among those of the step."""
+    hosts: list[str]
+    """The nodes of the step."""
+    gpus: list[int]
+    cpus: list[int]
+    """Positions among the GPUs and CPUs that the keeper was granted."""
+    arguments: list[str]
+    environ: dict[str, str]
+    """Variables in addition to the keeper's own."""
+    cwd: str
+    log: str
+    """File for its output."""
+
+
+@frozen
+class EndAgent(Message):
+    """Kill an agent, which its guard cleans up after."""
+
+    step: int
+    number: int
+
+
+@frozen
+class AgentExited(Message):
+    """The agent of a step has exited, or could not be started."""
+
+    step: int
+    number: int
+    status: int
+    """Exit code; the negative number of the signal that killed it."""
+
+
+@frozen
+class StartAgents(Message):
+    """A step's controller asks its broker for agents on these of its nodes."""
+
+    numbers: dict[str, int]
+    """By node of the step: the number of the agent."""
+    arguments: list[str]
+    environ: dict[str, str]
+    cwd: str
+    logs: str
+    """Folder for their output."""
+
+
+@frozen
+class Lead(Message):
+    """How long before the end of the job the ranks of a step have to be told."""
+
+    seconds: float
+
+
+@frozen
+class StopStep(Message):
+    """The broker asks a step to stop, see `Stop`."""
+
+    cause: str
+    message: str
+    exit_code: int
+    at_once: bool
+    told: bool
+    deadline_s: float | None
+    ask: int
+
+
+@frozen
+class Departed(Message):
+    """These nodes of the step no longer belong to the job."""
+
+    nodes: list[int]
+
+
+# --- owner → fork server, and its answers --------------------------------------------------------
+
+
+@frozen
+class Fork(Message):
+    """Fork a process that becomes a program of the launcher; answered by `Exited`."""
+
+    number: int
+    role: str
+    arguments: list[str]
+    environ: dict[str, str]
+    """Variables in addition to the fork server's own."""
+    cwd: str
+    log: str
+    """File for its output."""
+    cpus: list[int] = field(default_factory=list)
+    """The CPUs that it may use; empty for all."""
+    key: str = ""
+    """The key that it reads from its input."""
+    zygote: bool = False
+    """Whether it gets a process that has imported what ranks need, which becomes its zygote."""
+
+
+@frozen
+class ServerReady(Message):
+    """The fork server has imported everything: orders are handled from now on."""
+
+
+@frozen
+class Kill(Message):
+    """Kill a process and what it has forked."""
+
+    number: int
+
+
+@frozen
+class Exited(Message):
+    """A process has exited."""
+
+    number: int
+    status: int
+    """Exit code; the negative number of the signal that killed it."""
+
+
+@frozen
+class BecomeZygote(Message):
+    """The first order to a process that was forked beside an agent."""
+
+    program: dict[str, Any]
+    preload: list[str]
+    environ: dict[str, str]
+    """All of its variables."""
+    log: str
 
 
 _KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}

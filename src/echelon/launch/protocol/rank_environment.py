@@ -36,7 +36,24 @@ SCRIPT = "ECHELON_SCRIPT"
 """Number of an open file with the job's script, as Slurm stores it."""
 TRACKER = "ECHELON_TRACKER_ID"
 """The run's name for trackers such as W&B."""
-PRIVATE = (CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON, SCRIPT)
+STEP = "ECHELON_STEP"
+"""Set in the processes of a step: for its controller, the number of the socket to its broker."""
+ZYGOTE = "ECHELON_ZYGOTE"
+"""For an agent that was forked: socket and pid of a process that becomes its zygote."""
+PRIVATE = (
+    CONTROLLER,
+    NODE,
+    NAME,
+    REPLACES,
+    FILES,
+    TIED,
+    HERE,
+    ON_RAY,
+    ENVIRON,
+    SCRIPT,
+    STEP,
+    ZYGOTE,
+)
 """Used between our own processes; ranks do not see them."""
 
 

@@ -27,6 +27,7 @@ from echelon.launch.protocol.leftovers import Groups, end_group, list_groups, re
 from echelon.launch.protocol.messages import (
     MEET_S,
     ZYGOTE_PACKET,
+    BecomeZygote,
     ForkRank,
     RankForked,
     RankReaped,
@@ -110,7 +111,7 @@ class Zygote:
             return
         if modules == ["torch"] and not may_import_torch(self.program):
             modules = []
-        self.reason = _import_all(modules)
+        self.reason = import_for_forks(modules)
         if not self.reason and "torch" in sys.modules:
             self._preload_guessed()
         self.modules = own_modules()
@@ -123,7 +124,7 @@ class Zygote:
     def _preload_guessed(self) -> None:
         """Import what the program's text suggests that it needs."""
         words = read_words(self.program)
-        _import_all(foresee_modules(words))
+        import_for_forks(foresee_modules(words))
         if PACKAGE in words:
             with _importing():
                 self.library = import_library(words, self.program.folder())
@@ -149,7 +150,7 @@ class Zygote:
             patience_s = _LATER_S if self.later and self.children else None
             ready, _, _ = select.select([self.agent.fileno(), read_end], [], [], patience_s)
             if not ready:
-                _import_all(self.later)
+                import_for_forks(self.later)
                 self.later = ()
             if read_end in ready:
                 os.read(read_end, 4096)
@@ -263,8 +264,8 @@ class Zygote:
             self._end_all()
 
 
-def _import_all(modules: Iterable[str]) -> str:
-    """Import modules for all forks; return why one failed, or ''."""
+def import_for_forks(modules: Iterable[str]) -> str:
+    """Import modules for all forks of this process; return why one failed, or ''."""
     with _importing():
         return next(filter(None, map(_import, modules)), "")
 
@@ -398,7 +399,24 @@ def main(arguments: list[str]) -> NoReturn:
     agent.set_inheritable(False)
     zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind, modules=folder))
     zygote.unstaged = _mount(mount) if mount else ""
+    _work(zygote, [name for name in modules.split(",") if name])
+
+
+def become_zygote(agent: socket.socket) -> NoReturn:
+    """Become the zygote of an agent, in a process that has imported what ranks need."""
+    data = agent.recv(ZYGOTE_PACKET)
+    order = decode(json.loads(data)) if data else None
+    if not isinstance(order, BecomeZygote):  # the agent needs none
+        os._exit(0)
+    os.environ.clear()
+    os.environ.update(order.environ)
+    _open_output(Path(order.log))
+    argv = tuple(order.program.pop("argv"))
+    _work(Zygote(agent=agent, program=Program(argv=argv, **order.program)), order.preload)
+
+
+def _work(zygote: Zygote, modules: list[str]) -> NoReturn:
     zygote.introduce()
-    zygote.preload([name for name in modules.split(",") if name])
+    zygote.preload(modules)
     # Only forks return from `serve`; so nothing of its loop is on their stack.
     zygote.serve()()

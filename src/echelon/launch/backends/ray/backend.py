@@ -14,9 +14,11 @@ from echelon.launch.backends.base import (
     AgentCommand,
     AttemptContext,
     Backend,
+    ChildStarter,
     NoStandby,
     Outlook,
     Started,
+    StartedProcess,
     View,
 )
 from echelon.launch.backends.ray.plan import Plan, bundle_of
@@ -38,7 +40,7 @@ def ray_backend(shell: Shell, environ: Mapping[str, str], attempt: AttemptContex
     )
 
 
-class RayStarter:
+class RayStarter(ChildStarter):
     """One agent on each of some nodes of the Ray cluster.
 
     The first call starts the driver of all agents. Later calls start a process for each agent that
@@ -84,13 +86,15 @@ class RayStarter:
         log, key = command.logs / "ray.log", render_key(command.key)
         driver = role_command("ray-driver", plan.render())
         self._driver = self._shell.start(driver, log=log, env=command.env, stdin=key)
-        return Started(pid=self._driver, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
+        return StartedProcess(
+            pid=self._driver, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM
+        )
 
     def _call(self, node: int, command: AgentCommand) -> Started:
         log = command.logs / f"ray-{node}.log"
         argv = role_command("ray-call", self._folder, node, self._driver)
         pid = self._shell.start(argv, log=log, env=command.env)
-        return Started(pid=pid, nodes=frozenset({node}), log=log)
+        return StartedProcess(pid=pid, nodes=frozenset({node}), log=log)
 
     def outlook(self) -> Outlook:
         status = self._reader.read()

@@ -8,7 +8,13 @@ from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm_text import parse_version
-from echelon.launch.backends.base import AgentCommand, Outlook, Started
+from echelon.launch.backends.base import (
+    AgentCommand,
+    ChildStarter,
+    Outlook,
+    Started,
+    StartedProcess,
+)
 from echelon.launch.protocol.rank_environment import NODE, render_key
 from echelon.world import parse_counts
 
@@ -19,7 +25,7 @@ _SHAPE = re.compile(
 """Variables through which our step would inherit the shape of the job, or of a step around us."""
 
 
-class SlurmStarter:
+class SlurmStarter(ChildStarter):
     """One agent on every node of the job around us, whatever its shape."""
 
     def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
@@ -48,7 +54,7 @@ class SlurmStarter:
 
     def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:
         clean, key = without_shape(command.env), render_key(command.key)
-        found = []
+        found: list[Started] = []
         for group, gpus in self._steps(nodes):
             log = command.logs / f"srun-{group[0]}.log"
             hosts = ",".join(self._hosts[node] for node in group)
@@ -63,7 +69,7 @@ class SlurmStarter:
             place = {NODE: str(group[0])} if len(group) == 1 else {}
             own = {**clean, **place}
             pid = self._shell.start([*step, *command.argv], log=log, env=own, stdin=key)
-            found.append(Started(pid=pid, nodes=frozenset(group), log=log))
+            found.append(StartedProcess(pid=pid, nodes=frozenset(group), log=log))
         return found
 
     def outlook(self) -> Outlook:

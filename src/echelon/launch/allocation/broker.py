@@ -1,0 +1,315 @@
+"""The broker of an allocation: it owns the nodes, the time limit and the outcome of the job.
+
+It starts a keeper on every node, gives the slots of the nodes to steps, and starts the controllers
+of these. What happens inside a step (agents, ranks, failures, the verdict) is up to its controller.
+Where steps come from is up to a `Source`.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from echelon.core.frozen import frozen
+from echelon.core.shell import Shell
+from echelon.launch.allocation.fork_client import ForkClient
+from echelon.launch.allocation.keeper import NOT_STARTED
+from echelon.launch.allocation.slots import Ask, Ledger, Slot
+from echelon.launch.allocation.step import Step
+from echelon.launch.backends.base import RESERVE_S, Backend
+from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
+from echelon.launch.controller.finalize import Conclusion, as_failure
+from echelon.launch.controller.membership import Membership
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.controller_events import AgentHandle, Lost
+from echelon.launch.protocol.messages import (
+    AgentExited,
+    Departed,
+    EndAgent,
+    Exited,
+    Hello,
+    StartAgent,
+)
+from echelon.launch.protocol.rank_environment import job_in
+from echelon.launch.protocol.stop import Stop, StopError
+from echelon.run import events
+from echelon.run.attempts import Outcome, claim_step, outcome
+from echelon.run.directory import RunDir
+from echelon.run.journal import Journal
+from echelon.run.verdict import Failure, Verdict, judge
+
+_LAST_S = 30.0
+"""How long before the end of the job no more steps are started."""
+
+
+@frozen
+class Work:
+    """A run that is to be carried out as a step."""
+
+    run: RunDir
+    digest: str
+    """SHA-256 of its request."""
+    ask: Ask
+    cwd: str
+
+
+class Source(Protocol):
+    """Where steps come from."""
+
+    def prepare(self, ready: Callable[[], None]) -> None:
+        """Prepare what comes next, in the background; call `ready` when there is something."""
+
+    def first(self) -> Work | None:
+        """Return what is to be started next; None if nothing is ready."""
+
+    def start(self, work: Work) -> None:
+        """Note that it is started."""
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing is left to be started."""
+
+    def ended(self, work: Work, how: Outcome | None) -> None:
+        """Note that a step has ended; without an outcome, its controller recorded none."""
+
+    def summary(self) -> tuple[str, str]:
+        """Return what is wrong with what has ended, if anything is, and what shows progress."""
+
+
+class Broker:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        job_id: str,
+        keeper_arguments: Sequence[str],
+        environ: Mapping[str, str],
+        shell: Shell,
+        backend: Backend,
+        journal: Journal,
+        pool: AgentPool,
+        recovery: AgentRecovery,
+        membership: Membership,
+        conclusion: Conclusion,
+    ) -> None:
+        self._source, self._job_id = source, job_id
+        self._keeper_arguments, self._environ, self._shell = keeper_arguments, environ, shell
+        self._backend, self._journal, self._pool = backend, journal, pool
+        self._recovery, self._membership, self._conclusion = recovery, membership, conclusion
+        self._ledger = Ledger()
+        self._controllers: ForkClient | None = None
+        self._steps: dict[int, tuple[Step, Work]] = {}
+        """Those whose controllers have not exited, or whose agents have not."""
+        self._started = 0
+        self._stop: Stop | None = None
+        self._undelivered: dict[int, list[StartAgent | EndAgent]] = {}
+        """By node: orders for a keeper that is not connected."""
+
+    async def run(self) -> int:
+        """Carry out the attempt, and return the exit code of the job."""
+        journal = self._journal
+        journal.note(
+            events.AttemptStarted(
+                attempt=journal.attempt,
+                pid=os.getpid(),
+                job=job_in(self._environ),
+                saved=-1,
+                slots=0,
+                restarts=None,
+            )
+        )
+        self._conclusion.prepare()
+        watch = asyncio.get_running_loop().create_task(
+            self._backend.allocation.watch(self._pool.post, self)
+        )
+        report_crash(watch, "the watch of the allocation", journal)
+        try:
+            verdict = await self._gather() or await self._carry_out()
+        except StopError as error:
+            verdict = judge([as_failure(await self._conclusion.explain(error.stop))])
+        finally:
+            watch.cancel()
+            self._recovery.close()
+            if self._controllers:
+                self._controllers.close()
+            await self._pool.leave()
+        wrong, progress = self._source.summary()
+        if verdict is None and wrong:
+            verdict = judge([Failure(cause="exit", message=wrong, exit_code=1)])
+        how = await self._conclusion.reach(
+            verdict,
+            failures=[],
+            restarts=None,
+            nodes=len(self._pool.agents),
+            saved=-1,
+            progress=progress,
+        )
+        self._conclusion.promise(how, verdict)
+        journal.leave_outcome(how)
+        self._conclusion.notify(how, verdict)
+        journal.close()
+        await self._backend.standby.leave()
+        return how.exit_code
+
+    # --- what the allocation has to know (`View`) -----------------------------------------------
+
+    def lead_s(self) -> float:
+        steps = (step.lead_s for step, _ in self._steps.values())
+        return max(_LAST_S, *steps, 0.0) + RESERVE_S
+
+    def can_move(self) -> bool:
+        return self._backend.standby.assured()
+
+    def nodes(self) -> list[str]:
+        return [keeper.name for keeper in self._pool.agents.values()]
+
+    # --- from the first keeper to the last step -------------------------------------------------
+
+    async def _gather(self) -> Verdict | None:
+        """Start the keepers, and wait for them; return why there is none, if so."""
+        folder = self._journal.run.attempt(self._journal.attempt)
+        self._controllers = ForkClient(
+            self._shell,
+            roles=["controller"],
+            env=self._environ,
+            log=folder / "controllers.log",
+            exited=self._end_controller,
+            lost=self._lose_controllers,
+        )
+        await self._pool.start(self._keeper_arguments, folder, self._environ, role="keeper")
+        failures = await self._membership.await_all()
+        for keeper in self._pool.agents.values():
+            self._welcome(keeper)
+        return judge(failures) if failures else None
+
+    async def _carry_out(self) -> Verdict | None:
+        """Start steps until none is left, or the job has to end; return why, in that case."""
+        self._source.prepare(self._pool.wake)
+        while True:
+            self._start_steps()
+            if not self._steps and (self._stop or self._source.is_empty()):
+                break
+            self._membership.look_about()
+            if why := self._find_shortage():
+                return judge([Failure(cause="lost node", message=why)])
+            match await self._pool.next():
+                case (_, Stop() as stop):
+                    self._stop = await self._conclusion.explain(stop)
+                    for step, _ in self._steps.values():
+                        step.stop(self._stop)
+                case (AgentHandle() as keeper, Hello()) if self._pool.has(keeper):
+                    self._welcome(keeper)
+                case (AgentHandle() as keeper, Lost()):
+                    self._part_with(keeper.node)
+                case (_, AgentExited() as exited):
+                    self._end_agent(exited)
+        if self._stop and not self._source.is_empty():
+            return judge([as_failure(self._stop)])
+        return None
+
+    def _start_steps(self) -> None:
+        while self._stop is None and (work := self._source.first()):
+            slots = self._ledger.take(work.ask)
+            if slots is None:
+                return
+            self._source.start(work)
+            self._start(work, slots)
+
+    def _find_shortage(self) -> str:
+        """Return why nothing can be started any more; empty if it can, or a node may come back."""
+        work = self._source.first()
+        waits = self._stop is None and work is not None and not self._steps
+        if not waits or self._recovery.may_come(soon=False):
+            return ""
+        assert work is not None
+        ask = work.ask
+        each = f"{ask.gpus} GPUs" if ask.gpus else f"{ask.cpus} CPUs"
+        if self._ledger.offers(ask):
+            return ""
+        return f"a task needs {ask.nodes} nodes with {each}; {self._ledger.describe()}"
+
+    def _start(self, work: Work, slots: Sequence[Slot]) -> None:
+        assert self._controllers is not None
+        self._started += 1
+        attempt = claim_step(work.run, job_id=self._job_id, within=self._journal.run.run_id)
+        keepers = [self._pool.agents[slot.node] for slot in slots]
+        step = Step(
+            self._started,
+            work.run,
+            attempt,
+            slots=slots,
+            hosts=[keeper.name for keeper in keepers],
+            order=self._order,
+        )
+        self._steps[step.number] = step, work
+        step.start(
+            self._controllers,
+            self._pool.key,
+            digest=work.digest,
+            environ=self._environ,
+            cwd=work.cwd,
+            reached=keepers[0].link.own_address,
+        )
+
+    # --- keepers --------------------------------------------------------------------------------
+
+    def _welcome(self, keeper: AgentHandle) -> None:
+        self._ledger.add(keeper.node, gpus=keeper.hello.gpus, cpus=keeper.hello.cpus)
+        for step, _ in self._steps.values():  # that wait for the node
+            self._ledger.hold([slot for slot in step.slots if slot.node == keeper.node])
+        for order in self._undelivered.pop(keeper.node, []):
+            keeper.link.say(order)
+
+    def _order(self, node: int, order: StartAgent | EndAgent) -> None:
+        if keeper := self._pool.agents.get(node):
+            keeper.link.say(order)
+        elif self._stop is None:
+            self._undelivered.setdefault(node, []).append(order)
+
+    def _part_with(self, node: int) -> None:
+        """Note that a keeper is lost, and with it the agents on its node."""
+        self._ledger.remove(node)
+        for step, _ in list(self._steps.values()):
+            places = [place for place, slot in enumerate(step.slots) if slot.node == node]
+            if places:
+                step.lose_node(node)
+                step.tell(Departed(nodes=places))
+
+    # --- what happens to steps ------------------------------------------------------------------
+
+    def _end_agent(self, exited: AgentExited) -> None:
+        if known := self._steps.get(exited.step):
+            step, work = known
+            step.agents.discard(exited.number)
+            step.tell(replace(exited, step=0))
+            if not step.agents and exited.status == 0:
+                # Its controller only has to record how it ended.
+                self._free(step)
+            self._settle(step, work)
+
+    def _end_controller(self, exited: Exited) -> None:
+        if known := self._steps.get(exited.number):
+            step, work = known
+            step.has_ended = True
+            step.close()
+            self._settle(step, work)
+            self._pool.wake()
+
+    def _settle(self, step: Step, work: Work) -> None:
+        """Forget a step once all of its processes have exited."""
+        if step.has_ended and not step.agents:
+            self._free(step)
+            del self._steps[step.number]
+            self._source.ended(work, outcome(step.run, step.attempt))
+
+    def _free(self, step: Step) -> None:
+        self._ledger.give_back(step.slots)
+        step.slots = ()
+
+    def _lose_controllers(self) -> None:
+        message = "the process that starts the controllers of steps has exited"
+        self._pool.post(Stop("start", message, 70, at_once=True))
+        for number in list(self._steps):
+            self._end_controller(Exited(number=number, status=NOT_STARTED))

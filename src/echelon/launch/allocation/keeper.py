@@ -1,0 +1,253 @@
+"""`keeper RUN ATTEMPT REQUEST`: holds a node for the broker, and starts the agents of steps on it.
+
+There is one per node. It checks the node once, and has a fork server that has imported what agents
+and ranks need. When the connection to the broker is lost, it ends everything on the node, and
+exits.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from echelon.core import addresses
+from echelon.core.proc import die_with
+from echelon.core.shell import LocalShell, Shell, collect_children
+from echelon.launch.agent.guard import Guard
+from echelon.launch.agent.node_check import Fault, NodeCheck, check_places
+from echelon.launch.agent.upstream import Upstream
+from echelon.launch.allocation.fork_client import ForkClient, allowed_cpus
+from echelon.launch.allocation.slots import Slot, slot_environment
+from echelon.launch.protocol.leftovers import make_scratch
+from echelon.launch.protocol.link import Link, sleep_a_pulse
+from echelon.launch.protocol.messages import (
+    AgentExited,
+    EndAgent,
+    Exited,
+    Fork,
+    Hello,
+    Leave,
+    Message,
+    Pulse,
+    Signalled,
+    StartAgent,
+)
+from echelon.launch.protocol.rank_environment import (
+    NAME,
+    NODE,
+    PRIVATE,
+    TIED,
+    node_in_job,
+    receive_key,
+)
+from echelon.run.directory import RunDir
+from echelon.run.journal import write_error
+from echelon.run.request import read_spec
+from echelon.spec.job_spec import JobSpec
+from echelon.world import count_devices
+
+NOT_STARTED = 71
+"""The status of an agent that could not be started."""
+
+
+def step_key(key: bytes, step: int) -> bytes:
+    """Return the key of a step: its controller and its agents get it from the broker's."""
+    return hmac.digest(key, f"step {step}".encode(), hashlib.sha256)
+
+
+class Keeper:
+    """See the module."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: int,
+        *,
+        node: int,
+        request: JobSpec,
+        environ: Mapping[str, str],
+        key: bytes,
+        shell: Shell,
+        scratch: Path,
+        lock: int,
+    ) -> None:
+        self._run, self._attempt, self._node = run, attempt, node
+        self._request, self._environ, self._key = request, environ, key
+        self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
+        self._shell, self._scratch = shell, scratch
+        self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
+        self._cpus = allowed_cpus()
+        self._guard = Guard(scratch, lock)
+        self._check = NodeCheck(
+            shell=shell,
+            guard=self._guard,
+            env={**environ, NODE: str(node)},
+            log=run.logs / f"check-{attempt}-{node}.log",
+            scratch=scratch,
+        )
+        self._fault: Fault | None = None
+        self._broker = Upstream(
+            key, environ, opened=self._introduce, received=self._obey, lost=self._lose_broker
+        )
+        self._server: ForkClient | None = None
+        self._agents: dict[int, StartAgent] = {}
+        """Agents that have not exited, by the number of their fork."""
+        self._forks = 0
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Follow orders until told to leave, or until the connection is lost."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._broker.say, Signalled(signal=number))
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._fault = check_places(self._run.logs, self._scratch)
+        try:
+            if not self._fault:
+                self._server = self._start_server()
+                command = self._request.node_check
+                self._fault = await self._check.run(gpus=self._gpus, command=command)
+            await self._broker.reach()
+            self._spawn(self._pulse())
+            await self._done.wait()
+        except OSError as error:
+            write_error(f"cannot reach the broker at {self._broker.candidates}: {error}")
+            return 69
+        finally:
+            loop.remove_signal_handler(signal.SIGCHLD)
+            if self._server:
+                self._server.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        return 0
+
+    def _start_server(self) -> ForkClient:
+        request = self._request
+        # What libraries read when they are imported, see `common_environment`.
+        early = {"OMP_NUM_THREADS": str(request.omp_threads), "PYTHONUNBUFFERED": "1"}
+        ours = {name: text for name, text in self._environ.items() if name not in PRIVATE}
+        here = {name: self._environ[name] for name in (NAME,) if name in self._environ}
+        warm = not (request.image or request.stage)
+        return ForkClient(
+            self._shell,
+            roles=["agent"],
+            preload=request.preload if warm else (),
+            env={**early, **ours, **here},
+            log=self._run.logs / f"keeper-{self._attempt}-{self._node}.log",
+            exited=self._tell_exit,
+            lost=self._lose_server,
+        )
+
+    def _introduce(self, _link: Link) -> None:
+        self._broker.say(
+            Hello(
+                node=self._node,
+                name=self._name,
+                host=addresses.host_identity(),
+                addresses=addresses.host_addresses(),
+                pid=os.getpid(),
+                gpus=self._gpus,
+                cpus=len(self._cpus),
+                fault=self._fault.reason if self._fault else "",
+                fault_own=bool(self._fault and self._fault.own),
+            )
+        )
+
+    # --- the broker's orders --------------------------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case StartAgent():
+                self._start(message)
+            case EndAgent():
+                for number, agent in self._agents.items():
+                    if (agent.step, agent.number) == (message.step, message.number):
+                        assert self._server is not None
+                        self._server.kill(number)
+            case Leave():
+                self._done.set()
+
+    def _start(self, order: StartAgent) -> None:
+        assert self._server is not None, "the broker starts nothing on a node with a fault"
+        slot = Slot(node=self._node, gpus=tuple(order.gpus), cpus=tuple(order.cpus))
+        env = slot_environment(self._environ, slot, order.hosts)
+        self._forks += 1
+        self._agents[self._forks] = order
+        self._server.fork(
+            Fork(
+                number=self._forks,
+                role="agent",
+                arguments=order.arguments,
+                environ={**env, **order.environ, NODE: str(order.node)},
+                cwd=order.cwd,
+                log=order.log,
+                cpus=[self._cpus[cpu] for cpu in order.cpus],
+                key=step_key(self._key, order.step).hex(),
+                zygote=not (self._request.image or self._request.stage),
+            )
+        )
+
+    def _tell_exit(self, exited: Exited) -> None:
+        if agent := self._agents.pop(exited.number, None):
+            self._broker.say(
+                AgentExited(step=agent.step, number=agent.number, status=exited.status)
+            )
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _lose_broker(self, reason: str) -> None:
+        write_error(f"connection to the broker lost: {reason}")
+        self._done.set()
+
+    def _lose_server(self) -> None:
+        if not self._done.is_set():
+            write_error("the process that starts agents has exited")
+        self._done.set()
+
+    async def _pulse(self) -> None:
+        while True:
+            self._broker.beat(Pulse(), await sleep_a_pulse())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _reap(self) -> None:
+        for pid, status in collect_children() or ():
+            self._check.collected(pid, status)
+            if pid == self._guard.pid and not self._done.is_set():
+                self._guard.start()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the keeper of a node; its key is on standard input."""
+    path, attempt, digest = arguments
+    run, environ = RunDir.open(Path(path)), dict(os.environ)
+    key = receive_key(sys.stdin.buffer)
+    if parent := environ.get(TIED):
+        die_with(int(parent), signal.SIGKILL)
+    request = read_spec(run, digest)
+
+    async def serve() -> int:
+        scratch, lock = make_scratch()
+        keeper = Keeper(
+            run,
+            int(attempt),
+            node=node_in_job(environ),
+            request=request,
+            environ=environ,
+            key=key,
+            shell=LocalShell(),
+            scratch=scratch,
+            lock=lock,
+        )
+        return await keeper.run()
+
+    return asyncio.run(serve())

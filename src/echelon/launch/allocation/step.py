@@ -1,0 +1,174 @@
+"""A step, as its broker sees it: a run's controller, and the slots that its agents use."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from echelon.launch.allocation.fork_client import ForkClient
+from echelon.launch.allocation.keeper import step_key
+from echelon.launch.allocation.slots import Slot, job_environment
+from echelon.launch.backends.step import HOSTS, REACHED
+from echelon.launch.protocol.messages import (
+    ZYGOTE_PACKET,
+    AgentExited,
+    EndAgent,
+    Fork,
+    Lead,
+    Message,
+    StartAgent,
+    StartAgents,
+    StopStep,
+    decode,
+    encode,
+)
+from echelon.launch.protocol.stop import Stop
+from echelon.run.directory import RunDir
+
+
+class Step:
+    """See the module."""
+
+    def __init__(
+        self,
+        number: int,
+        run: RunDir,
+        attempt: int,
+        *,
+        slots: Sequence[Slot],
+        hosts: Sequence[str],
+        order: Callable[[int, StartAgent | EndAgent], None],
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            number: its number in the allocation.
+            run: its run.
+            attempt: the attempt of the run.
+            slots: where its agents run.
+            hosts: the names of their nodes.
+            order: passes an order to the keeper of a node.
+        """
+        self.number, self.run, self.attempt = number, run, attempt
+        self.slots, self.hosts = slots, hosts
+        self.agents: set[int] = set()
+        """Agents that have not exited."""
+        self.lead_s = 0.0
+        """How long before the end of the job its ranks have to be told."""
+        self.has_ended = False
+        """Whether its controller has exited."""
+        self._nodes: dict[int, int] = {}
+        """The node of each agent that was ever started."""
+        self._order = order
+        self._socket: socket.socket | None = None
+
+    def start(
+        self,
+        controllers: ForkClient,
+        key: bytes,
+        *,
+        digest: str,
+        environ: Mapping[str, str],
+        cwd: str,
+        reached: str,
+    ) -> None:
+        """Start its controller.
+
+        Args:
+            controllers: forks it.
+            key: the broker's key.
+            digest: SHA-256 of the run's request.
+            environ: the broker's variables.
+            cwd: the working directory.
+            reached: our address, as the keepers of its nodes reach it.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._socket = ours
+        asyncio.get_running_loop().add_reader(ours, self._hear)
+        own = {HOSTS: ",".join(self.hosts), REACHED: reached}
+        controllers.fork(
+            Fork(
+                number=self.number,
+                role="controller",
+                arguments=[str(self.run.path), str(self.attempt), digest],
+                environ={**job_environment(environ, self.hosts), **own},
+                cwd=cwd,
+                log=str(self.run.job_log(self.attempt)),
+                key=step_key(key, self.number).hex(),
+            ),
+            theirs.detach(),
+        )
+
+    def stop(self, stop: Stop) -> None:
+        """Ask it to stop."""
+        self.tell(StopStep(**asdict(stop)))
+
+    def tell(self, message: Message) -> None:
+        """Send its controller a message; does nothing if that has exited."""
+        if self._socket is not None:
+            # It is about to exit, or hangs and will be killed.
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                self._socket.send(json.dumps(encode(message)).encode())
+
+    def close(self) -> None:
+        """Kill agents that are left; no more messages are received."""
+        self._forget()
+        for number in self.agents:
+            self._order(self._nodes[number], EndAgent(step=self.number, number=number))
+
+    def lose_node(self, node: int) -> None:
+        """Note that all of its agents on a node are gone."""
+        for number in [one for one in self.agents if self._nodes[one] == node]:
+            self.agents.discard(number)
+            self.tell(AgentExited(step=self.number, number=number, status=-signal.SIGKILL))
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(ZYGOTE_PACKET)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._forget()
+            return
+        match decode(json.loads(data)):
+            case StartAgents() as order:
+                self._start_agents(order)
+            case EndAgent(number=number):
+                self._order(self._nodes[number], EndAgent(step=self.number, number=number))
+            case Lead(seconds=seconds):
+                self.lead_s = seconds
+
+    def _start_agents(self, order: StartAgents) -> None:
+        for node, number in order.numbers.items():
+            slot = self.slots[int(node)]
+            self.agents.add(number)
+            self._nodes[number] = slot.node
+            self._order(
+                slot.node,
+                StartAgent(
+                    step=self.number,
+                    number=number,
+                    node=int(node),
+                    hosts=list(self.hosts),
+                    gpus=list(slot.gpus),
+                    cpus=list(slot.cpus),
+                    arguments=order.arguments,
+                    environ=order.environ,
+                    cwd=order.cwd,
+                    log=str(Path(order.logs, f"agent-{node}.log")),
+                ),
+            )
