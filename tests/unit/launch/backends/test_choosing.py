@@ -13,6 +13,7 @@ from echelon.launch.backends.ray.backend import RayAllocation, RayStandby, RaySt
 from echelon.launch.backends.slurm.allocation import SlurmAllocation
 from echelon.launch.backends.slurm.standby import RequeueStandby, WaitingStandby
 from echelon.launch.backends.slurm.starter import SlurmStarter
+from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
@@ -100,12 +101,14 @@ def test_on_one_machine_each_agent_plays_a_node():
             return FakeShell.start(self, argv, log=log, env=env, keep=keep)
 
     starter = LocalStarter(Noting(), 2)
-    command = AgentCommand(argv=["agent"], env={"HOME": "/root"}, logs=Path("logs"), key=b"k" * 32)
-    started = starter.start([0, 1], command)
+    command = AgentCommand(
+        arguments=["run"], env={"HOME": "/root"}, logs=Path("logs"), key=b"k" * 32
+    )
+    started, argv = starter.start([0, 1], command), tuple(role_command("agent", "run"))
     key = (b"k" * 32).hex().encode() + b"\n"
     assert seen == [
-        (("agent",), Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}, key),
-        (("agent",), Path("logs/agent-1.log"), {"HOME": "/root", "ECHELON_NODE": "1"}, key),
+        (argv, Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}, key),
+        (argv, Path("logs/agent-1.log"), {"HOME": "/root", "ECHELON_NODE": "1"}, key),
     ]
     assert [one.nodes for one in started] == [{0}, {1}]
     assert starter.candidates() == ["127.0.0.1"]

@@ -90,7 +90,7 @@ def make(tmp_path):
         one = Controller(
             request=request,
             environ={},
-            agent_command=["agent"],
+            agent_arguments=["run"],
             uses_library=uses_library,
             backend=backend,
             journal=journals[0],

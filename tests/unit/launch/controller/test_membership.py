@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from echelon.core.shell import FakeShell
-from echelon.launch.backends.base import Outlook, Started
+from echelon.launch.backends.base import Outlook, StartedProcess
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.controller_events import Gone, Lost
@@ -149,7 +149,7 @@ def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(
 ):
     log = tmp_path / "srun-0.log"
     log.write_text(f"srun: a warning\n{line}\nsrun: error: Application launch failed\n")
-    gone = Gone(Started(pid=1, nodes=frozenset({0, 1, 2}), log=log))
+    gone = Gone(StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log))
     pool = FakePool(script=[(None, gone), joins(0), joins(1)])
     membership = join(pool, Outlook(absent=frozenset({2})) if again else Outlook())
     assert bool(asyncio.run(membership.await_all())) is not again
@@ -157,7 +157,9 @@ def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(
 
 
 def test_an_agent_that_is_killed_before_it_connects_is_started_again(join, tmp_path, recovery):
-    gone = Gone(Started(pid=1, nodes=frozenset({2}), log=tmp_path / "agent-2.log"), killed=True)
+    gone = Gone(
+        StartedProcess(pid=1, nodes=frozenset({2}), log=tmp_path / "agent-2.log"), killed=True
+    )
     pool = FakePool(script=[joins(0), (None, gone), joins(1), joins(2)])
     assert asyncio.run(join(pool).await_all()) == []
     assert recovery.begun == [{2}]
@@ -167,7 +169,7 @@ def test_one_that_srun_says_was_killed_is_started_again(join, tmp_path, recovery
     log = tmp_path / "srun-0.log"
     log.write_text("srun: error: node2: task 1: Killed\n")
     pool = FakePool(0, script=[None, joins(1), joins(2)])
-    pool.started = [Started(pid=1, nodes=frozenset({0, 1, 2}), log=log)]
+    pool.started = [StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log)]
     membership = join(pool, Outlook())
     membership._starter.host = lambda node: f"node{node + 1}"
     assert asyncio.run(membership.await_all()) == []
@@ -180,7 +182,7 @@ def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
     monkeypatch.setattr("echelon.launch.controller.membership.UNREACHED_S", 0.0)
     log = tmp_path / "srun-0.log"
     log.write_text(f"{UNREACHED}\n")
-    gone = Gone(Started(pid=1, nodes=frozenset({0, 1, 2}), log=log))
+    gone = Gone(StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log))
     pool = FakePool(script=[(None, gone), joins(0), joins(1)])
     assert asyncio.run(asyncio.wait_for(join(pool).await_all(), 10)) == []
     assert pool.agents.keys() == {0, 1}

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.launch.backends.base import AgentCommand, Started
+from echelon.launch.backends.base import AgentCommand, StartedProcess
 from echelon.launch.pool.agent_launcher import AgentLauncher, read_reason
 
-COMMAND = AgentCommand(argv=["agent"], env={"A": "1"}, logs=Path("logs"), key=b"k" * 32)
+COMMAND = AgentCommand(arguments=[], env={"A": "1"}, logs=Path("logs"), key=b"k" * 32)
 
 
 class Starter:
@@ -33,7 +33,7 @@ class Starter:
         child = subprocess.Popen([sys.executable, "-c", self.program], start_new_session=True)
         child.returncode = 0  # the launcher collects it
         self.pids.append(child.pid)
-        return [Started(pid=child.pid, nodes=frozenset(nodes), log=command.logs)]
+        return [StartedProcess(pid=child.pid, nodes=frozenset(nodes), log=command.logs)]
 
 
 @pytest.fixture

@@ -7,13 +7,15 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import CommandError
-from echelon.launch.backends.base import AgentCommand, Started
+from echelon.launch.backends.base import AgentCommand, StartedProcess
 from echelon.launch.backends.slurm.starter import SlurmStarter, parse_granted
+from echelon.launch.roles import role_command
 
 RECORDED = Path(__file__).parents[4] / "golden" / "slurm-22.05"
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node[1,3]"}
 KEY = b"k" * 32
-AGENT = ["python", "launcher", "agent", "runs/x", "1"]
+ARGUMENTS = ["runs/x", "1"]
+AGENT = role_command("agent", *ARGUMENTS)
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ def test_other_forms_of_a_grant(gres, count):
 
 
 def command(environ):
-    return AgentCommand(argv=AGENT, env=environ, logs=Path("logs"), key=KEY)
+    return AgentCommand(arguments=ARGUMENTS, env=environ, logs=Path("logs"), key=KEY)
 
 
 def start_step(name, environ, nodes=(0, 1), version="22.05.8"):
@@ -113,7 +115,9 @@ def test_nodes_that_give_the_same_share_one_step():
     (call,) = [call for call in shell.calls if call[0] == "srun"]
     assert call[1:5] == ("--jobid=42", "--nodelist=node1,node3", "--nodes=2", "--ntasks=2")
     assert "--gres=none" in call
-    assert started == Started(pid=started.pid, nodes=frozenset({0, 1}), log=Path("logs/srun-0.log"))
+    assert started == StartedProcess(
+        pid=started.pid, nodes=frozenset({0, 1}), log=Path("logs/srun-0.log")
+    )
 
 
 def test_one_node_can_be_reached_again():
