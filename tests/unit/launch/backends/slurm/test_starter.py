@@ -7,7 +7,7 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import CommandError
-from echelon.launch.backends.base import AgentCommand, StartedProcess
+from echelon.launch.backends.base import AgentCommand
 from echelon.launch.backends.slurm.starter import SlurmStarter, parse_granted
 from echelon.launch.roles import role_command
 
@@ -115,9 +115,7 @@ def test_nodes_that_give_the_same_share_one_step():
     (call,) = [call for call in shell.calls if call[0] == "srun"]
     assert call[1:5] == ("--jobid=42", "--nodelist=node1,node3", "--nodes=2", "--ntasks=2")
     assert "--gres=none" in call
-    assert started == StartedProcess(
-        pid=started.pid, nodes=frozenset({0, 1}), log=Path("logs/srun-0.log")
-    )
+    assert (started.nodes, started.log) == ({0, 1}, Path("logs/srun-0.log"))
 
 
 def test_one_node_can_be_reached_again():
