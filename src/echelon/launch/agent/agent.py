@@ -183,7 +183,7 @@ class Agent:
             else None,
             python=request.image_python or "python3",
             mount=lambda: self._stage.mount,
-            forked=_find_forked(environ),
+            forked=socket.socket(fileno=int(environ[ZYGOTE])) if ZYGOTE in environ else None,
         )
         self._ranks = LocalWorkers(
             run=run,
@@ -420,14 +420,6 @@ class Agent:
         await_trackers()
         self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _find_forked(environ: Mapping[str, str]) -> tuple[socket.socket, int] | None:
-    """Return the process that is to become our zygote, if we were forked beside one."""
-    if ZYGOTE not in environ:
-        return None
-    handle, pid = environ[ZYGOTE].split()
-    return socket.socket(fileno=int(handle)), int(pid)
 
 
 def _as_fault(error: EchelonError) -> Fault:

@@ -84,7 +84,7 @@ class ZygoteClient:
         open_image: Callable[[], Sequence[Container]] | None = None,
         python: str = "",
         mount: Callable[[], tuple[str, str] | None] = lambda: None,
-        forked: tuple[socket.socket, int] | None = None,
+        forked: socket.socket | None = None,
     ) -> None:
         """Prepare it.
 
@@ -99,7 +99,7 @@ class ZygoteClient:
             open_image: returns the ways to start it inside an image; it may take long.
             python: the Python inside.
             mount: returns a folder to mount over another one, if there is any.
-            forked: a process that becomes the first zygote, and our end of its socket.
+            forked: our end of the socket to the first zygote, if that was forked.
         """
         self._open_image, self._python, self._mount = open_image, python, mount
         self._forked = forked
@@ -108,7 +108,7 @@ class ZygoteClient:
         self._container: Container | None = None
         """The one that was started, or is being started."""
         self._inner = 0
-        """Pid of a zygote inside an image, which is not our child."""
+        """Pid of a zygote that is not our child: it is inside an image, or was forked elsewhere."""
         self._began: asyncio.Future[ZygoteStarted | int] | None = None
         """What a zygote inside an image says first, or its exit status."""
         self._program, self._preload, self._log = program, preload, log
@@ -174,17 +174,17 @@ class ZygoteClient:
     async def _start(self, listener: Listener) -> None:
         self._status, self._inner = None, 0
         if self._forked is not None:
-            self._pid, ours = self._begin_forked(*self._forked)
-            self._forked = None
+            ours, self._forked, self._pid = self._forked, None, 0
+            self._order_forked(ours)
         else:
-            self._pid, ours = await self._begin_new()
+            ours = await self._begin_new()
+            self._guard.watch(self._pid)
         ours.setblocking(False)
         self._socket = ours
         self._failed_starts += 1  # reset when it is ready
-        self._guard.watch(self._pid)
         asyncio.get_running_loop().add_reader(ours, self._hear, listener)
 
-    def _begin_forked(self, ours: socket.socket, pid: int) -> tuple[int, socket.socket]:
+    def _order_forked(self, ours: socket.socket) -> None:
         order = BecomeZygote(
             program=asdict(self._program),
             preload=list(self._preload),
@@ -193,9 +193,8 @@ class ZygoteClient:
         )
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed soon
             ours.send(json.dumps(encode(order)).encode())
-        return pid, ours
 
-    async def _begin_new(self) -> tuple[int, socket.socket]:
+    async def _begin_new(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preload = self._preload if self._failed_starts < _MOST_FAILED_STARTS else ()
         mount = self._mount()
@@ -212,11 +211,11 @@ class ZygoteClient:
             argv = role_command("zygote", inner, *program, python=self._python)
             argv, env = render_command(self._container, argv, env, handle=handle)
         self._pid = 0
-        pid = await self._files.insist(
+        self._pid = await self._files.insist(
             lambda: self._shell.start(argv, log=self._log, env=env, keep=[handle])
         )
         theirs.close()
-        return pid, ours
+        return ours
 
     def send(
         self, order: ForkRank | ServeStore | SignalRanks, listener: socket.socket | None = None
@@ -240,6 +239,7 @@ class ZygoteClient:
         if self._inner:
             signal_group(self._inner)
             remove_files([self._inner])
+        if self._inner and self._pid:
             self._await_runtime()
         if self._pid:
             signal_group(self._pid)
@@ -264,6 +264,9 @@ class ZygoteClient:
 
     def _collect(self) -> int:
         """Return the zygote's exit status. Its socket is closed, so it exits or has exited."""
+        if not self._pid:
+            # It was forked elsewhere, so only its parent knows. While we live, it does not exit.
+            return -signal.SIGKILL
         if self._container is not None:
             self._await_runtime()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -283,10 +286,12 @@ class ZygoteClient:
                 self._guard.forget(self._inner)
 
     def _begin(self, began: ZygoteStarted) -> None:
+        if self._pid and self._began is None:
+            return  # it is our child
+        self._inner = began.pid
+        self._guard.watch(began.pid)
+        self._guard.forget(self._pid)  # a runtime cleans up when its zygote has exited
         if self._began is not None:
-            self._inner = began.pid
-            self._guard.watch(began.pid)
-            self._guard.forget(self._pid)  # the runtime cleans up when the zygote has exited
             self._began.set_result(began)
 
     def _lose(self, listener: Listener, status: int) -> None:

@@ -1,4 +1,4 @@
-"""`fork-server FD MODULES PRELOAD`: a process that has imported programs, and forks them on order.
+"""`fork-server FD ROLES PRELOAD`: a process that has imported programs, and forks them on order.
 
 Starting Python and importing torch takes seconds, forking a process that has done so milliseconds.
 Like a zygote, it stays single-threaded and handles one thing at a time: an order of its owner (a
@@ -123,16 +123,10 @@ def _become(order: Fork, handle: int) -> NoReturn:
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)
     _open_files(Path(order.log), bytes.fromhex(order.key))
-    if order.zygote:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        agent = os.getpid()
-        if (pid := os.fork()) == 0:
-            ours.close()
-            os.setsid()
-            die_with(agent, signal.SIGKILL)
-            become_zygote(theirs)
-        theirs.close()
-        os.environ[ZYGOTE] = f"{ours.detach()} {pid}"
+    if order.role == "zygote":
+        become_zygote(socket.socket(fileno=handle))
+    if order.role == "agent" and handle >= 0:
+        os.environ[ZYGOTE] = str(handle)
     if order.role == "controller":
         # As a script's own process would: a stop may arrive before it can be handled.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

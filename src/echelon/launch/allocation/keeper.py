@@ -11,8 +11,10 @@ import hmac
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,10 @@ class Keeper:
         self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
         self._shell, self._scratch = shell, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
-        self._cpus = allowed_cpus()
+        allowed, granted = allowed_cpus(), environ.get("SLURM_CPUS_ON_NODE", "")
+        self._count = int(granted) if granted.isdecimal() else len(allowed)
+        self._cpus = allowed[: self._count] if self._count <= len(allowed) else []
+        """The CPUs of each position; empty if Slurm grants more than there are."""
         self._guard = Guard(scratch, lock)
         self._check = NodeCheck(
             shell=shell,
@@ -95,7 +100,8 @@ class Keeper:
         self._broker = Upstream(
             key, environ, opened=self._introduce, received=self._obey, lost=self._lose_broker
         )
-        self._server: ForkClient | None = None
+        self._servers: dict[str, ForkClient] = {}
+        """Role → what forks its processes: agents are small, zygotes have imported torch."""
         self._agents: dict[int, StartAgent] = {}
         """Agents that have not exited, by the number of their fork."""
         self._forks = 0
@@ -111,7 +117,7 @@ class Keeper:
         self._fault = check_places(self._run.logs, self._scratch)
         try:
             if not self._fault:
-                self._server = self._start_server()
+                self._start_servers()
                 command = self._request.node_check
                 self._fault = await self._check.run(gpus=self._gpus, command=command)
             await self._broker.reach()
@@ -122,27 +128,28 @@ class Keeper:
             return 69
         finally:
             loop.remove_signal_handler(signal.SIGCHLD)
-            if self._server:
-                self._server.close()
+            for server in self._servers.values():
+                server.close()
             shutil.rmtree(self._scratch, ignore_errors=True)
         return 0
 
-    def _start_server(self) -> ForkClient:
+    def _start_servers(self) -> None:
         request = self._request
         # What libraries read when they are imported, see `common_environment`.
         early = {"OMP_NUM_THREADS": str(request.omp_threads), "PYTHONUNBUFFERED": "1"}
         ours = {name: text for name, text in self._environ.items() if name not in PRIVATE}
         here = {name: self._environ[name] for name in (NAME,) if name in self._environ}
-        warm = not (request.image or request.stage)
-        return ForkClient(
-            self._shell,
-            roles=["agent"],
-            preload=request.preload if warm else (),
-            env={**early, **ours, **here},
-            log=self._run.logs / f"keeper-{self._attempt}-{self._node}.log",
-            exited=self._tell_exit,
-            lost=self._lose_server,
-        )
+        warm = {} if request.image or request.stage else {"zygote": request.preload}
+        for role, preload in {"agent": (), **warm}.items():
+            self._servers[role] = ForkClient(
+                self._shell,
+                roles=[role],
+                preload=preload,
+                env={**early, **ours, **here},
+                log=self._run.logs / f"keeper-{self._attempt}-{self._node}.log",
+                exited=self._tell_exit,
+                lost=self._lose_server,
+            )
 
     def _introduce(self, _link: Link) -> None:
         self._broker.say(
@@ -153,7 +160,7 @@ class Keeper:
                 addresses=addresses.host_addresses(),
                 pid=os.getpid(),
                 gpus=self._gpus,
-                cpus=len(self._cpus),
+                cpus=self._count,
                 fault=self._fault.reason if self._fault else "",
                 fault_own=bool(self._fault and self._fault.own),
             )
@@ -168,30 +175,31 @@ class Keeper:
             case EndAgent():
                 for number, agent in self._agents.items():
                     if (agent.step, agent.number) == (message.step, message.number):
-                        assert self._server is not None
-                        self._server.kill(number)
+                        self._servers["agent"].kill(number)
             case Leave():
                 self._done.set()
 
     def _start(self, order: StartAgent) -> None:
-        assert self._server is not None, "the broker starts nothing on a node with a fault"
         slot = Slot(node=self._node, gpus=tuple(order.gpus), cpus=tuple(order.cpus))
         env = slot_environment(self._environ, slot, order.hosts)
         self._forks += 1
         self._agents[self._forks] = order
-        self._server.fork(
-            Fork(
-                number=self._forks,
-                role="agent",
-                arguments=order.arguments,
-                environ={**env, **order.environ, NODE: str(order.node)},
-                cwd=order.cwd,
-                log=order.log,
-                cpus=[self._cpus[cpu] for cpu in order.cpus],
-                key=step_key(self._key, order.step).hex(),
-                zygote=not (self._request.image or self._request.stage),
-            )
+        fork = Fork(
+            number=self._forks,
+            role="agent",
+            arguments=order.arguments,
+            environ={**env, **order.environ, NODE: str(order.node)},
+            cwd=order.cwd,
+            log=order.log,
+            cpus=[self._cpus[cpu] for cpu in order.cpus if self._cpus],
+            key=step_key(self._key, order.step).hex(),
         )
+        handle = -1
+        if zygotes := self._servers.get("zygote"):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            zygotes.fork(replace(fork, role="zygote", number=0, key=""), theirs.detach())
+            handle = ours.detach()
+        self._servers["agent"].fork(fork, handle)
 
     def _tell_exit(self, exited: Exited) -> None:
         if agent := self._agents.pop(exited.number, None):

@@ -531,8 +531,6 @@ class Fork(Message):
     """The CPUs that it may use; empty for all."""
     key: str = ""
     """The key that it reads from its input."""
-    zygote: bool = False
-    """Whether it gets a process that has imported what ranks need, which becomes its zygote."""
 
 
 @frozen
@@ -558,7 +556,7 @@ class Exited(Message):
 
 @frozen
 class BecomeZygote(Message):
-    """The first order to a process that was forked beside an agent."""
+    """The first order to a zygote that was forked from a process with its imports."""
 
     program: dict[str, Any]
     preload: list[str]

@@ -39,7 +39,7 @@ TRACKER = "ECHELON_TRACKER_ID"
 STEP = "ECHELON_STEP"
 """Set in the processes of a step: for its controller, the number of the socket to its broker."""
 ZYGOTE = "ECHELON_ZYGOTE"
-"""For an agent that was forked: socket and pid of a process that becomes its zygote."""
+"""For an agent that was forked: the number of the socket to its zygote, which was forked too."""
 PRIVATE = (
     CONTROLLER,
     NODE,
