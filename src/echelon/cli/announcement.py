@@ -24,21 +24,23 @@ def announce_run(
 def announce_sweep(
     sweep: str,
     tasks: int,
-    arrays: Sequence[str],
+    jobs: Sequence[str],
     directory: Path | str,
     *,
+    packed: bool,
     host: str = "",
     as_json: bool,
 ) -> None:
-    """Print a submitted sweep, whose tasks are in job arrays."""
+    """Print a submitted sweep, whose tasks are job arrays, or share one job if it is packed."""
     if as_json:
-        facts = {"sweep": sweep, "tasks": tasks, "arrays": list(arrays)}
+        own = {"job": jobs[0]} if packed else {"arrays": list(jobs)}
+        facts = {"sweep": sweep, "tasks": tasks, **own}
         _print_json({**facts, "directory": str(directory)}, host)
     else:
         console.print_result(sweep)
     console.flush()
-    kind = "job array" if len(arrays) == 1 else "job arrays"
-    where = f"{', '.join(arrays)}{f' on {host}' if host else ''}"
+    kind = "job" if packed else "job array" if len(jobs) == 1 else "job arrays"
+    where = f"{', '.join(jobs)}{f' on {host}' if host else ''}"
     show = f"show them: echelon sweep status {sweep}"
     console.note(f"queued {counted(tasks, 'task')} as {kind} {where}; {show}")
 

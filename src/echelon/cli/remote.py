@@ -258,8 +258,9 @@ def submit_there(
         announce_sweep(
             queued.run_id,
             len(checked.table.tasks),
-            queued.arrays,
+            queued.arrays or [queued.job_id],
             queued.directory,
+            packed=checked.table.pack > 0,
             host=host,
             as_json=as_json,
         )

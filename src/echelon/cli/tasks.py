@@ -57,7 +57,7 @@ def start_tasks(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as_j
         console.note(f"{done} of {counted(len(indices), 'task')} completed")
         return 1 if failed else 0
     arrays = submit_sweep(sweep, cluster, os.environ, indices=indices)
-    announce_sweep(sweep.sweep_id, len(indices), arrays, sweep.path, as_json=as_json)
+    announce_sweep(sweep.sweep_id, len(indices), arrays, sweep.path, packed=False, as_json=as_json)
     return 0
 
 
@@ -69,7 +69,8 @@ def _start_packed(sweep: SweepDir, cluster: "Cluster", indices: list[int], *, as
 
     attempt = submit_packed(sweep, cluster, os.environ, indices)
     if not isinstance(cluster, LocalCluster):
-        announce_sweep(sweep.sweep_id, len(indices), [attempt.job_id], sweep.path, as_json=as_json)
+        jobs, count = [attempt.job_id], len(indices)
+        announce_sweep(sweep.sweep_id, count, jobs, sweep.path, packed=True, as_json=as_json)
         return 0
     console.print_result(sweep.sweep_id)
     console.flush()

@@ -138,7 +138,12 @@ def prepare_for_host(checked: CheckedForHost) -> PreparedForHost:
     header = {"run": new_run_id(spec), **place_request(spec, checked.folder, root)}
     if table is not None:
         tasks = {index: table.parameters(index) for index in table.tasks}
-        header["sweep"] = {"tasks": tasks, "max_running": table.max_running}
+        header["sweep"] = {
+            "tasks": tasks,
+            "max_running": table.max_running,
+            "pack": table.pack,
+            "per_slot": table.per_slot,
+        }
     if added := checked.request.added:
         header["added"] = {path: b64encode(data).decode() for path, data in added.items()}
     return PreparedForHost(checked=checked, project=project, header=header)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from echelon.client.code.project import RUNS
-from echelon.client.submit.arrays import submit_sweep
-from echelon.client.submit.pipeline import Checked, Request, check, prepare, submit
+from echelon.client.submit.arrays import submit_packed, submit_sweep
+from echelon.client.submit.pipeline import Checked, Prepared, Request, check, prepare, submit
 from echelon.client.submit.requests import flatten
 from echelon.client.submit.target import Target
 from echelon.clusters.slurm.cluster import SlurmCluster
@@ -71,13 +71,17 @@ def _read_table(sent: Mapping[str, Any]) -> Table:
     rows = sent["tasks"]
     names = tuple(next(iter(rows.values())))
     tasks = {int(index): tuple(row[name] for name in names) for index, row in rows.items()}
-    return Table(names=names, tasks=tasks, max_running=int(sent["max_running"]))
+    sizes = {name: int(sent[name]) for name in ("max_running", "pack", "per_slot")}
+    return Table(names=names, tasks=tasks, **sizes)
 
 
 def _submit_tasks(checked: Checked) -> dict[str, Any]:
-    """Create a sweep and submit its arrays, except those that an earlier call has submitted."""
+    """Create a sweep and submit its jobs, except those that an earlier call has submitted."""
     path, cluster = checked.runs / checked.run_id, checked.cluster
     assert isinstance(cluster, SlurmCluster), "a host submits to Slurm"
+    assert checked.table is not None, "only for sweeps"
+    if checked.table.pack:
+        return find_submitted(path) or _submit_packed(prepare(checked))
     again = is_sweep(path) and _is_queued(SweepDir.open(path), cluster)
     if not again:
         remove_tree(path)
@@ -92,6 +96,15 @@ def _submit_tasks(checked: Checked) -> dict[str, Any]:
         "arrays": arrays,
         "directory": str(sweep.path),
     }
+
+
+def _submit_packed(prepared: Prepared) -> dict[str, str]:
+    assert prepared.table is not None, "only for sweeps"
+    sweep = prepared.sweep
+    with sweep.locked():
+        tasks = list(prepared.table.tasks)
+        attempt = submit_packed(sweep, prepared.cluster, os.environ, tasks)
+    return {"run": sweep.sweep_id, "job_id": attempt.job_id, "directory": str(sweep.path)}
 
 
 def _is_queued(sweep: SweepDir, cluster: Any) -> bool:
