@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
@@ -82,8 +81,9 @@ def _job_of(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
 
 def _holding_job(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
     """Return the current job of the allocation that an attempt is a step of."""
-    holder = RunDir(path=run.path.with_name(attempt.within))
-    if Path(attempt.within).name == attempt.within and holder.path.is_dir():
+    # A file may contain anything, but the holder is beside the run.
+    holder = RunDir(path=run.path.parent / attempt.within)
+    if attempt.within != ".." and holder.path.parent == run.path.parent and holder.path.is_dir():
         return current_job(holder, cluster)
     return Job(id=attempt.job_id, state="UNKNOWN", reason=f"no '{attempt.within}' beside the run")
 
