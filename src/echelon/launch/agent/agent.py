@@ -31,6 +31,7 @@ from echelon.launch.agent.local_workers import LocalWorkers
 from echelon.launch.agent.node_check import Fault, NodeCheck, check_places
 from echelon.launch.agent.orphans import answers_at, end_orphaned_job
 from echelon.launch.agent.rendezvous_sockets import try_sockets
+from echelon.launch.agent.scratch import make_scratch
 from echelon.launch.agent.staging import NodeStage
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
@@ -38,7 +39,8 @@ from echelon.launch.code_path import VARIABLE, own_sites, search_path
 from echelon.launch.container.commands import LIBRARY
 from echelon.launch.container.machine import remember_variant
 from echelon.launch.container.store import cache_folder
-from echelon.launch.protocol.leftovers import await_trackers, make_scratch
+from echelon.launch.program import find_program
+from echelon.launch.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import (
     Commit,
@@ -57,8 +59,6 @@ from echelon.launch.protocol.messages import (
     Stage,
     Start,
 )
-from echelon.launch.protocol.program import find_program
-from echelon.launch.protocol.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import (
     CONTROLLER,
     FILES,
@@ -71,6 +71,7 @@ from echelon.launch.protocol.rank_environment import (
     parse_candidates,
     receive_key,
 )
+from echelon.launch.zygote.leftovers import await_trackers
 from echelon.run.code import ProjectCopy, find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import (

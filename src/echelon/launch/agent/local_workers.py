@@ -20,11 +20,16 @@ from echelon.core import addresses
 from echelon.core.proc import OomWatch, fit, sample_process
 from echelon.launch.agent.files import AgentFiles, Dumper
 from echelon.launch.agent.guard import Guard
+from echelon.launch.agent.rank_progress import (
+    Motion,
+    read_pace,
+    read_spent,
+    read_spent_so_far,
+)
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets
 from echelon.launch.agent.traces import ask_nccl, read_record, reduce_record
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.protocol.collective_trace import encode_traces
-from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
 from echelon.launch.protocol.messages import (
     UNSTARTED,
     Commit,
@@ -55,13 +60,9 @@ from echelon.launch.protocol.messages import (
 from echelon.launch.protocol.nccl_counts import encode_counts
 from echelon.launch.protocol.rank_environment import RankFiles, rank_environment, rank_files
 from echelon.launch.protocol.rank_shm import RankShm
-from echelon.launch.protocol.time_accounting import (
-    Motion,
-    read_pace,
-    read_spent,
-    read_spent_so_far,
-)
+from echelon.launch.protocol.scratch_files import CONTROLLER_CLOCK
 from echelon.launch.protocol.wire import MAX_PAYLOAD
+from echelon.launch.zygote.leftovers import end_groups, remove_files
 from echelon.run.directory import RunDir
 from echelon.run.tracker import find_mlflow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 from echelon.core.frozen import frozen
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import Pace
-from echelon.launch.protocol.stop import Stop
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.spec.job_spec import JobSpec

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_from
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
 from echelon.launch.controller.failures import decide_retry, too_few_nodes
 from echelon.launch.controller.finalize import Conclusion, as_failure
@@ -27,7 +28,6 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.rank_environment import job_in
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run import events
 from echelon.run.attempts import is_superseded
 from echelon.run.history import History, has_written, newest_checkpoint

@@ -30,8 +30,8 @@ from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import Objection, find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.program import Program, find_program
-from echelon.launch.protocol.program_text import PACKAGE, read_imports
+from echelon.launch.program import Program, find_program
+from echelon.launch.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
 from echelon.launch.roles import role_command
 from echelon.run.attempts import (

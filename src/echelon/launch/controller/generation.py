@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller.failures import (
     from_exit,
     from_hang,
@@ -19,6 +20,7 @@ from echelon.launch.controller.failures import (
     from_lost_zygote,
     from_standstill,
 )
+from echelon.launch.controller.generation_times import GenerationTimes
 from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.placement import place_ranks
 from echelon.launch.controller.rendezvous import Endpoint, Rendezvous
@@ -50,8 +52,6 @@ from echelon.launch.protocol.messages import (
     ZygoteLost,
 )
 from echelon.launch.protocol.messages import Stacks as StacksOfNode
-from echelon.launch.protocol.stop import Stop
-from echelon.launch.protocol.time_accounting import Spending
 from echelon.run import events
 from echelon.run.history import newest_checkpoint
 from echelon.run.journal import Journal
@@ -123,7 +123,7 @@ class Generation:
         self._meeting, self._listened = meeting, listened
         self._recover = recover
         """Restarts missing agents."""
-        self._spending = Spending()
+        self._times = GenerationTimes()
         self._last_step = -1
         """Newest step of the ranks that have exited."""
 
@@ -151,7 +151,7 @@ class Generation:
             stop = await why.settle(self.stop)
             self.stop = replace(stop, message=f"{stop.message}{self._halted}")
         again = (self.made_room or bool(self.failures)) and not self.stop
-        spent = self._spending.record(time.monotonic(), again=again)
+        spent = self._times.record(time.monotonic(), again=again)
         self._journal.note(events.GenerationEnded(generation=self.number, **spent))
 
     def _start(self, endpoint: Endpoint, counts: Sequence[int]) -> None:
@@ -174,7 +174,7 @@ class Generation:
         self._world_size = sum(counts)
         self._watch.begin(self.number)
         self._meeting.begin(sum(counts), served=endpoint.served)
-        self._spending.begin(self._ranks, time.monotonic())
+        self._times.begin(self._ranks, time.monotonic())
         self._see_newcomers()
 
     async def _watch_ranks(self) -> None:
@@ -240,7 +240,7 @@ class Generation:
         self._ranks.pop(gone.rank, None)
         self._last_step = max(self._last_step, gone.step)
         agent.note_saved(gone.saved)
-        self._spending.leave(gone, time.monotonic())
+        self._times.leave(gone, time.monotonic())
         self._watch.forget(gone.rank)
         self._journal.note(
             events.RankExited(
@@ -259,7 +259,7 @@ class Generation:
         ranks = [rank for rank, owner in self._ranks.items() if owner is agent]
         for rank in ranks:
             del self._ranks[rank]
-            self._spending.lose(rank, time.monotonic())
+            self._times.lose(rank, time.monotonic())
         if ranks:
             failure = from_lost_agent(lost, node=agent.name, generation=self.number)
             self.failures.append(failure)
@@ -416,7 +416,7 @@ class Generation:
                 case (AgentHandle() as agent, RankExited() as gone):
                     agent.note_saved(gone.saved)
                     if gone.generation == self.number:
-                        self._spending.leave(gone, time.monotonic())
+                        self._times.leave(gone, time.monotonic())
                     self._notice_late(agent, gone)
                 case (_, Stop() as stop):
                     self.stop = stop

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 
 from echelon.launch.agent.node_check import check_limit_s, judge_checks
 from echelon.launch.backends.base import Outlook, Started, Starter
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.staging import Staging
 from echelon.launch.pool.agent_launcher import could_not_start, find_killed, read_reason
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
 from echelon.launch.protocol.messages import Hello
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesAwaited
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from echelon.core import addresses
 from echelon.core.frozen import frozen
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.failures import from_lost_agent
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Lost
 from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.messages import Message, Open, Opened, Probe, Reached
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.verdict import Failure
 
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 
 from echelon.core.units import counted
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Lost
 from echelon.launch.protocol.messages import Stage, Staged
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesStaged
 from echelon.run.journal import Journal
 

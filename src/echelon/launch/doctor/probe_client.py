@@ -12,11 +12,11 @@ from typing import Any
 
 from echelon.core.frozen import frozen
 from echelon.errors import EchelonError
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.pool.agent_launcher import read_reason
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
 from echelon.launch.protocol.messages import Answer, Ask
-from echelon.launch.protocol.stop import Stop, StopError
 
 _AT_ONCE = 64
 """Number of probes that are restarted in parallel."""

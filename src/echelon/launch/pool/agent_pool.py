@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from echelon.launch.backends.base import AgentCommand, Started, Starter
+from echelon.launch.backends.stop import Stop
 from echelon.launch.pool.agent_launcher import AgentLauncher
 from echelon.launch.pool.agent_server import AgentServer
 from echelon.launch.pool.controller_events import AgentHandle, Entry, Gone, Lost
@@ -30,7 +31,6 @@ from echelon.launch.protocol.messages import (
     Signalled,
 )
 from echelon.launch.protocol.rank_environment import CONTROLLER, FILES, REPLACES
-from echelon.launch.protocol.stop import Stop
 from echelon.run import events
 from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE

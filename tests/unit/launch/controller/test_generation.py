@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller import generation as module
 from echelon.launch.controller.generation import Generation
 from echelon.launch.controller.meeting import MeetingWatch
@@ -12,6 +13,7 @@ from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import Hang, HangWatch
+from echelon.launch.program import Program
 from echelon.launch.protocol.messages import (
     Commit,
     End,
@@ -23,8 +25,6 @@ from echelon.launch.protocol.messages import (
     Stacks,
     Traces,
 )
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.stop import Stop
 from echelon.run.events import HangDetected, RanksStopped
 from echelon.spec.job_spec import JobSpec
 from unit.launch.fakes import FakeJournal, FakePool

@@ -7,10 +7,10 @@ import pytest
 from echelon.core.shell import FakeShell
 from echelon.launch.backends.base import Outlook, Started
 from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.controller_events import Gone, Lost
 from echelon.launch.protocol.messages import Hello
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.spec.job_spec import JobSpec

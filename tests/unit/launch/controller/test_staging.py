@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.staging import CHILDREN, Staging, list_above, plan_tree
 from echelon.launch.pool.controller_events import Lost
 from echelon.launch.protocol.messages import Staged
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesStaged
 from unit.launch.fakes import FakeJournal, FakePool
 

@@ -11,11 +11,11 @@ import pytest
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.stop import StopError
 from echelon.launch.doctor import preflight
 from echelon.launch.doctor.preflight import find_unfit, fly, limit_of
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.stop import StopError
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.stop import Stop
 from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Leave, Note, Pace, Pulse
-from echelon.launch.protocol.stop import Stop
 from echelon.run.events import AgentNote, Heartbeat
 from unit.launch.fakes import make_agent
 
