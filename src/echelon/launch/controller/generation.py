@@ -33,7 +33,7 @@ from echelon.launch.controller.stopping import (
 )
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.collective_cause import find_cause
-from echelon.launch.pool.controller_events import AgentHandle, Entry, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Lost, PoolEvent, Received
 from echelon.launch.pool.hang import Hang, HangWatch, place_of, script_frames
 from echelon.launch.protocol.collective_trace import decode_trace
 from echelon.launch.protocol.messages import (
@@ -42,6 +42,7 @@ from echelon.launch.protocol.messages import (
     End,
     Ended,
     Hello,
+    Message,
     Place,
     Propose,
     RankExited,
@@ -181,9 +182,9 @@ class Generation:
         """Wait until all ranks have succeeded, for the first failure, or for a stop."""
         until_s = math.inf
         while self._ranks and not self.stop:
-            entry = await self._pool.next(min(until_s, self._ask_s, self._meeting.due_s))
-            if entry:
-                await self._notice(entry)
+            event = await self._pool.next(min(until_s, self._ask_s, self._meeting.due_s))
+            if event:
+                await self._notice(event)
             elif self._meeting.due_s <= time.monotonic():
                 self._tell_apart()
             elif until_s <= time.monotonic():
@@ -209,32 +210,43 @@ class Generation:
         here = any(agent not in self.agents for agent in self._pool.agents.values())
         self._ask_s = time.monotonic() + after_s if here else math.inf
 
-    async def _notice(self, entry: Entry) -> None:
-        match entry:
-            case (AgentHandle(), RankStarted() as rank):
+    async def _notice(self, event: PoolEvent) -> None:
+        match event:
+            case Received(agent=agent, message=message):
+                self._receive(agent, message)
+            case Lost(agent=agent) as lost if agent in self.agents:
+                self._lose(lost)
+            case Lost():
+                self._restart_agents()
+            case Stop() as stop:
+                self.stop = stop
+            case Hang(generation=self.number) as hang:
+                await self._be_hung(hang)
+
+    def _receive(self, agent: AgentHandle, message: Message) -> None:
+        match message:
+            case RankStarted() as rank:
                 self._journal.note(
                     events.RankStarted(
                         rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
                     )
                 )
-            case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
+            case RankExited(generation=self.number) as gone:
                 self._take_exit(agent, gone)
-            case (AgentHandle() as agent, Ended() as ended) if ended.generation == self.number:
+            case Ended(generation=self.number):
                 # Ranks that it did not report were not started yet, because storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
-            case (AgentHandle(), StoreUsed() as used) if used.generation == self.number:
+            case StoreUsed(generation=self.number):
                 self._tell_met()
-            case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
+            case ZygoteLost(generation=self.number) as lost:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
-            case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
-                self._lose(agent, lost)
-            case (AgentHandle(), Hello() | Lost()):
-                self._recover()
-                self._see_newcomers()
-            case (_, Stop() as stop):
-                self.stop = stop
-            case (_, Hang() as hang) if hang.generation == self.number:
-                await self._be_hung(hang)
+            case Hello():
+                self._restart_agents()
+
+    def _restart_agents(self) -> None:
+        """Restart missing agents, also of nodes without ranks, and plan to use new ones."""
+        self._recover()
+        self._see_newcomers()
 
     def _take_exit(self, agent: AgentHandle, gone: RankExited) -> None:
         self._ranks.pop(gone.rank, None)
@@ -255,14 +267,13 @@ class Generation:
             log = self._log(gone.rank)
             self.failures.append(from_exit(gone, node=agent.name, log=log))
 
-    def _lose(self, agent: AgentHandle, lost: Lost) -> None:
-        ranks = [rank for rank, owner in self._ranks.items() if owner is agent]
+    def _lose(self, lost: Lost) -> None:
+        ranks = [rank for rank, owner in self._ranks.items() if owner is lost.agent]
         for rank in ranks:
             del self._ranks[rank]
             self._times.lose(rank, time.monotonic())
         if ranks:
-            failure = from_lost_agent(lost, node=agent.name, generation=self.number)
-            self.failures.append(failure)
+            self.failures.append(from_lost_agent(lost, generation=self.number))
 
     def _log(self, rank: int) -> Path:
         """Return the path of a rank's log, relative to the run directory."""
@@ -284,10 +295,10 @@ class Generation:
         consensus = self._begin_consensus()
         until_s = time.monotonic() + AGREE_S + 2 * max(agent.way_s for agent in self.agents)
         while self._ranks and not self.failures and not self.stop:
-            match entry := await self._pool.next(until_s):
+            match event := await self._pool.next(until_s):
                 case None:
                     break
-                case (AgentHandle() as agent, Place() as place):
+                case Received(agent=agent, message=Place() as place):
                     order = consensus.hear(agent.node, place)
                     self._tell_all(order)
                     if isinstance(order, Commit):
@@ -298,7 +309,7 @@ class Generation:
                     elif consensus.deaf:
                         break
                 case _:
-                    await self._notice(entry)
+                    await self._notice(event)
         if self.stop or self.failures:
             return  # that is more urgent, and handled elsewhere
         if not consensus.committed:
@@ -331,19 +342,19 @@ class Generation:
         consensus = self._consensus or self._begin_consensus()
         until_s, again_s = time.monotonic() + (SAVE_S if consensus.committed else AGREE_S), math.inf
         while self._ranks:
-            match entry := await self._pool.next(min(self._before(until_s), again_s)):
+            match event := await self._pool.next(min(self._before(until_s), again_s)):
                 case None if again_s <= time.monotonic() < self._before(until_s):
                     consensus, again_s = self._begin_consensus(), math.inf
                 case None:
                     return
-                case (AgentHandle() as agent, Lost()) if agent in self.agents:
+                case Lost(agent=agent) if agent in self.agents:
                     return
-                case (AgentHandle() as agent, Place() as place):
+                case Received(agent=agent, message=Place() as place):
                     until_s = self._hear(consensus, agent, place, until_s)
                     if consensus.deaf:
                         again_s = min(again_s, time.monotonic() + AGAIN_S)
-                case (_, Stop() | RankExited() | Ended()):
-                    await self._notice(entry)
+                case Stop() | Received(message=RankExited() | Ended()):
+                    await self._notice(event)
             if self.stop and self.stop.at_once:
                 return
         if not self.failures:
@@ -411,14 +422,13 @@ class Generation:
                     for node in left & self._pool.agents.keys():
                         self._pool.agents[node].link.drop("it did not end its ranks")
                     return
-                case (AgentHandle() as agent, Ended(generation=self.number) | Lost()):
+                case Received(agent=agent, message=Ended(generation=self.number)):
                     left.discard(agent.node)
-                case (AgentHandle() as agent, RankExited() as gone):
-                    agent.note_saved(gone.saved)
-                    if gone.generation == self.number:
-                        self._times.leave(gone, time.monotonic())
-                    self._notice_late(agent, gone)
-                case (_, Stop() as stop):
+                case Lost(agent=agent):
+                    left.discard(agent.node)
+                case Received(agent=agent, message=RankExited() as gone):
+                    self._take_late_exit(agent, gone)
+                case Stop() as stop:
                     self.stop = stop
                     if stop.at_once:
                         self._tell(left, End(generation=self.number))
@@ -439,8 +449,11 @@ class Generation:
         for node in nodes & self._pool.agents.keys():
             self._pool.agents[node].link.say(order)
 
-    def _notice_late(self, agent: AgentHandle, gone: RankExited) -> None:
-        """Add the failures of ranks that exited after the first, or that we ended."""
+    def _take_late_exit(self, agent: AgentHandle, gone: RankExited) -> None:
+        """Take the exit of a rank after the first failure, or of one that we ended."""
+        agent.note_saved(gone.saved)
+        if gone.generation == self.number:
+            self._times.leave(gone, time.monotonic())
         if not (gone.code or gone.signal) or self.stop:
             return
         if gone.rank not in {known.rank for known in self.failures}:
@@ -499,15 +512,15 @@ class Generation:
             self._pool.agents[node].link.say(order)
         answers: list[M] = []
         while left and not self.stop:
-            entry = await self._pool.next()
-            match entry:
-                case (AgentHandle() as agent, what) if isinstance(what, kind):
-                    if what.generation == self.number:
-                        answers.append(what)
+            event = await self._pool.next()
+            assert event is not None, "there is no deadline"
+            match event:
+                case Received(agent=agent, message=answer) if isinstance(answer, kind):
+                    if answer.generation == self.number:
+                        answers.append(answer)
                         left.discard(agent.node)
-                case (AgentHandle() as agent, Lost()):
+                    continue
+                case Lost(agent=agent):
                     left.discard(agent.node)
-                    await self._notice(entry)
-                case (_, _):
-                    await self._notice(entry)
+            await self._notice(event)
         return answers

@@ -10,7 +10,7 @@ from echelon.launch.backends.local import LocalStarter
 from echelon.launch.backends.stop import Stop
 from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Lost
+from echelon.launch.pool.controller_events import Lost, Received
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Leave, Note, Pace, Pulse
 from echelon.run.events import AgentNote, Heartbeat
@@ -37,7 +37,7 @@ def pool(noted):
 async def join(pool):
     agent = make_agent(0)
     pool.hear(agent, agent.hello)
-    assert await pool.next() == (agent, agent.hello)
+    assert await pool.next() == Received(agent=agent, message=agent.hello)
     return agent
 
 
@@ -57,7 +57,7 @@ def test_a_node_that_turns_out_to_be_unfit_is_lost_to_those_who_wait_for_it(pool
     async def scenario():
         agent = await join(pool)
         pool.hear(agent, replace(agent.hello, fault="its zygotes die"))
-        assert await pool.next() == (agent, Lost("its zygotes die", excluded=True))
+        assert await pool.next() == Lost(agent=agent, reason="its zygotes die", excluded=True)
         assert not pool.agents
         assert pool.unfit[0].fault == "its zygotes die"
         assert agent.link.said == [Leave()]
@@ -87,7 +87,7 @@ def test_it_is_written_down_that_the_run_is_alive(pool, noted, tmp_path, monkeyp
         for generation, step in ((0, 30), (1, 20), (1, 25), (0, 31)):
             pool.hear(agent, Pulse(generation=generation, ranks=[[0, step, "R", 1.0]]))
         await pool.start(["agent"], tmp_path, {})
-        _, stop = await pool.next()
+        stop = await pool.next()
         await pool.leave()
         return stop
 
