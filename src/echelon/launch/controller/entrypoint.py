@@ -29,7 +29,6 @@ from echelon.launch.controller.rendezvous import Rendezvous
 from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import Objection, find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
 from echelon.launch.program import Program, find_program
 from echelon.launch.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
@@ -160,8 +159,7 @@ def build_controller(
     record = NodeRecord(
         record_path(cluster_name(environ), environ), run.run_id, keep_s=request.forgive_after_s
     )
-    watch = HangWatch(request.hang_timeout_s)
-    pool = AgentPool(starter, watch, journal.note, journal.report)
+    pool = AgentPool(starter, journal.note, journal.report)
     slots = Slots(request, starter, pool)
     recovery = AgentRecovery(
         pool,
@@ -187,7 +185,6 @@ def build_controller(
         request=request,
         journal=journal,
         pool=pool,
-        watch=watch,
         meeting=MeetingWatch(program, imports),
         explain=conclusion.explain,
         recover=membership.look_about,

@@ -21,6 +21,7 @@ from echelon.launch.controller.failures import (
     from_standstill,
 )
 from echelon.launch.controller.generation_times import GenerationTimes
+from echelon.launch.controller.hang_watch import HangWatch
 from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.placement import place_ranks
 from echelon.launch.controller.rendezvous import Endpoint, Rendezvous
@@ -34,7 +35,7 @@ from echelon.launch.controller.stopping import (
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.collective_cause import find_cause
 from echelon.launch.pool.controller_events import AgentHandle, Lost, PoolEvent, Received
-from echelon.launch.pool.hang import Hang, HangWatch, place_of, script_frames
+from echelon.launch.pool.hang import Hang, place_of, script_frames
 from echelon.launch.protocol.collective_trace import decode_trace
 from echelon.launch.protocol.messages import (
     Commit,
@@ -45,6 +46,7 @@ from echelon.launch.protocol.messages import (
     Message,
     Place,
     Propose,
+    Pulse,
     RankExited,
     RankStarted,
     ReadTraces,
@@ -94,7 +96,6 @@ class Generation:
         request: JobSpec,
         journal: Journal,
         pool: AgentPool,
-        watch: HangWatch,
         meeting: MeetingWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
         recover: Callable[[], None],
@@ -120,7 +121,8 @@ class Generation:
         self._consensus: StopConsensus | None = None
         """The consensus to make room, once there is one."""
         self._request, self._journal = request, journal
-        self._pool, self._watch, self._explain = pool, watch, explain
+        self._pool, self._explain = pool, explain
+        self._watch = HangWatch(number, request.hang_timeout_s)
         self._meeting, self._listened = meeting, listened
         self._recover = recover
         """Restarts missing agents."""
@@ -134,7 +136,7 @@ class Generation:
         Raises:
             RendezvousError, StopError: see `Rendezvous.find`.
         """
-        self._watch.begin(self.number)
+        self._begin_watch()
         return await rendezvous.find(self.agents, self.number, self._report_hang)
 
     async def run(self, endpoint: Endpoint, ranks_of: Callable[[AgentHandle], int]) -> None:
@@ -173,7 +175,7 @@ class Generation:
             )
         )
         self._world_size = sum(counts)
-        self._watch.begin(self.number)
+        self._begin_watch()
         self._meeting.begin(sum(counts), served=endpoint.served)
         self._times.begin(self._ranks, time.monotonic())
         self._see_newcomers()
@@ -461,6 +463,15 @@ class Generation:
             self.failures.append(from_late_exit(gone, node=agent.name, log=log))
 
     # --- hangs ----------------------------------------------------------------------------------
+
+    def _begin_watch(self) -> None:
+        """Watch for hangs: of the first zygote, before there are ranks, then of these."""
+        self._watch.begin()
+        self._pool.on_pulse = self._take_pulse
+
+    def _take_pulse(self, pulse: Pulse) -> None:
+        if hang := self._watch.take(pulse, time.monotonic()):
+            self._pool.post(hang)
 
     async def _be_hung(self, hang: Hang) -> None:
         """Find the cause, and record the stacks of all ranks; what follows is up to the user."""

@@ -26,7 +26,7 @@ from echelon.launch.pool.controller_events import (
     StarterExited,
     Woken,
 )
-from echelon.launch.pool.hang import HangWatch
+from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.link import PULSE_S, SILENCE_S, sleep_a_pulse
 from echelon.launch.protocol.messages import (
     Hello,
@@ -63,7 +63,6 @@ class AgentPool:
     def __init__(
         self,
         starter: Starter,
-        watch: HangWatch,
         note: NoteTaker,
         report: Callable[[str], None],
     ) -> None:
@@ -73,7 +72,9 @@ class AgentPool:
         """Nodes that are excluded because they failed their check."""
         self.known: dict[int, AgentHandle] = {}
         """By node: the last agent that connected, even if it was lost."""
-        self._starter, self._watch, self._note, self._report = starter, watch, note, report
+        self.on_pulse: Callable[[Pulse], None] | None = None
+        """Called with each heartbeat of an agent: too many to be events in the queue."""
+        self._starter, self._note, self._report = starter, note, report
         self._launcher = AgentLauncher(starter, self._tell_gone)
         self._server = AgentServer(starter.nodes, received=self.hear, lost=self._lose, note=note)
         self._queue: asyncio.Queue[PoolEvent] = asyncio.Queue()
@@ -208,9 +209,9 @@ class AgentPool:
         self.unfit[hello.node] = hello
         self._note(events.NodeRejected(node=hello.node, name=hello.name, reason=hello.fault))
 
-    def post(self, stop: Stop) -> None:
-        """Request a stop of the run."""
-        self._queue.put_nowait(stop)
+    def post(self, event: Stop | Hang) -> None:
+        """Request a stop of the run, or report a hang of its ranks."""
+        self._queue.put_nowait(event)
 
     def wake(self) -> None:
         """Make `next` return."""
@@ -251,7 +252,10 @@ class AgentPool:
         if not isinstance(message, Pulse):
             self._queue.put_nowait(Received(agent=agent, message=message))
             return
-        self._feel(message)
+        for _rank, step, *_ in message.ranks:
+            self._furthest = max(self._furthest, (message.generation, step))
+        if self.on_pulse:
+            self.on_pulse(message)
         agent.pulse = message
         agent.pace = message.pace or agent.pace  # without ranks, keep the last one
         agent.held = any(seen[2] == "D" for seen in message.ranks)
@@ -260,18 +264,6 @@ class AgentPool:
         if time.monotonic() - self._resumed_s < SILENCE_S:
             reason = f"it disconnected {OUR_PAUSE} for {self._paused_s:.0f} s"
         self._queue.put_nowait(Lost(agent=agent, reason=reason))
-
-    def _feel(self, pulse: Pulse) -> None:
-        for rank, step, state, cpu_s in pulse.ranks:
-            self._furthest = max(self._furthest, (pulse.generation, step))
-            self._watch.feel(
-                time.monotonic(),
-                generation=pulse.generation,
-                rank=rank,
-                step=step,
-                state=state,
-                cpu_s=cpu_s,
-            )
 
     async def _keep_pulse(self) -> None:
         interval_s, stepping = ALIVE_S, -1
@@ -295,8 +287,6 @@ class AgentPool:
                     agent.link.say(Pulse())
                 if now_s - agent.link.heard_s > agent.link.silence_s:
                     agent.link.drop(f"no message for {agent.link.silence_s:g} s")
-            if hang := self._watch.judge(now_s):
-                self._queue.put_nowait(hang)
 
     def _sum_spent(self, generation: int) -> dict[str, float]:
         """Return how all ranks have spent their time so far: phase → seconds."""

@@ -12,7 +12,7 @@ from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost, Received
-from echelon.launch.pool.hang import Hang, HangWatch
+from echelon.launch.pool.hang import Hang
 from echelon.launch.program import Program
 from echelon.launch.protocol.messages import (
     Commit,
@@ -93,10 +93,9 @@ def live(clock, *script, pace=LISTENS, listened=False):
     one = Generation(
         0,
         [first],
-        request=JobSpec(script="train.py"),
+        request=JobSpec(script="train.py", hang_timeout_s=0),
         journal=journal,
         pool=pool,
-        watch=HangWatch(0),
         meeting=MeetingWatch(Program(argv=("true",), kind="binary"), frozenset()),
         explain=explain,
         recover=lambda: next(recoveries),

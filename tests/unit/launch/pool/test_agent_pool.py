@@ -11,7 +11,6 @@ from echelon.launch.backends.stop import Stop
 from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import Lost, Received
-from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Leave, Note, Pace, Pulse
 from echelon.run.events import AgentNote, Heartbeat
 from unit.launch.fakes import make_agent
@@ -31,7 +30,7 @@ def noted():
 
 @pytest.fixture
 def pool(noted):
-    return AgentPool(Nobody(None, 1), HangWatch(0), noted.append, noted.append)
+    return AgentPool(Nobody(None, 1), noted.append, noted.append)
 
 
 async def join(pool):
