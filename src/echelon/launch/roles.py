@@ -8,7 +8,7 @@ from echelon.launch.archive import find_archive
 ROLES = {
     "controller": "echelon.launch.controller.entrypoint",
     "task": "echelon.launch.task",
-    "agent": "echelon.launch.agent.agent",
+    "agent": "echelon.launch.agent.entrypoint",
     "zygote": "echelon.launch.zygote.zygote",
     "ray-driver": "echelon.launch.backends.ray.driver",
     "ray-call": "echelon.launch.backends.ray.orders",
