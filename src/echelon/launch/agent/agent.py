@@ -6,6 +6,7 @@ its ranks and exits.
 
 import asyncio
 import ctypes
+import logging
 import os
 import shutil
 import signal
@@ -50,6 +51,7 @@ from echelon.launch.zygote.leftovers import await_trackers
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 
+_log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_AGAIN_S = 0.2
 
@@ -181,6 +183,7 @@ class Agent:
         self._introduce()
 
     def _introduce(self) -> None:
+        _log.info("greeting the controller%s", f": {self._fault.reason}" if self._fault else "")
         self._controller.say(
             Hello(
                 node=self._node.number,

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from typing import Protocol
 
 from echelon.launch.agent.orphans import answers_at
 from echelon.launch.protocol.link import Link, connect
-from echelon.launch.protocol.messages import Message
+from echelon.launch.protocol.messages import Message, Pulse
 
+_logger = logging.getLogger(__name__)
 _REACH_S = 60.0
 """How long to try to reach the controller."""
 _REFUSED_S = 15.0
@@ -65,6 +67,7 @@ class ControllerLink:
                 await connect(self.candidates, self._make_link, attempt=attempt)
             except OSError as error:
                 failure = error
+                _logger.info("cannot connect to %s: %s", self.candidates, error)
             else:
                 if await self._accepted:
                     return
@@ -97,10 +100,13 @@ class ControllerLink:
         assert self._accepted is not None
         self._link = link
         self._accepted.set_result(True)
+        _logger.info("connected to the controller at %s", link.peer_address)
         self._listener.controller_accepted(link.own_address)
 
     def _receive(self, _link: Link, message: Message) -> None:
         assert self._listener is not None
+        if not isinstance(message, Pulse):
+            _logger.info("received %s", message)
         self._listener.controller_ordered(message)
 
     def _lose(self, _link: Link, reason: str) -> None:

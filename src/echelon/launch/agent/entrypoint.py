@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -43,6 +44,7 @@ from echelon.launch.protocol.rank_environment import (
     receive_key,
 )
 from echelon.run.code import ProjectCopy, find_copy
+from echelon.run.debug_log import DebugLog
 from echelon.run.directory import RunDir
 from echelon.run.request import (
     Environment,
@@ -55,6 +57,7 @@ from echelon.run.tracker import find_tracker
 from echelon.spec.job_spec import JobSpec
 from echelon.world import count_devices
 
+_log = logging.getLogger(__name__)
 _OWN_LINE = "/proc/self/cmdline"
 
 
@@ -76,6 +79,8 @@ def main(arguments: list[str]) -> int:
     copy = find_copy(run, read_code(run, arguments[2]), request.chdir)
     recorded = read_environment(run, arguments[2]) if request.stage else None
 
+    files = AgentFiles()
+
     async def serve() -> int:
         # As late as possible: without a guard, nothing removes it if we are killed.
         scratch, lock = make_scratch()
@@ -89,9 +94,12 @@ def main(arguments: list[str]) -> int:
             environ=environ,
             key=key,
             shell=LocalShell(),
+            files=files,
             scratch=scratch,
             lock=lock,
         )
+        # After the guard was forked: a thread writes the log.
+        _log.info("agent of node %d, pid %d on %s", node, os.getpid(), os.uname().nodename)
         code = await agent.run()
         if agent.orphaned:
             end_orphaned_job(
@@ -105,7 +113,9 @@ def main(arguments: list[str]) -> int:
             )
         return code
 
-    return asyncio.run(serve())
+    path = run.debug_logs(attempt) / f"agent-{node}.log"
+    with DebugLog(path, request.log_level, clock=files.now_s):
+        return asyncio.run(serve())
 
 
 def build_agent(
@@ -119,6 +129,7 @@ def build_agent(
     environ: Mapping[str, str],
     key: bytes,
     shell: Shell,
+    files: AgentFiles,
     scratch: Path,
     lock: int,
 ) -> Agent:
@@ -134,6 +145,7 @@ def build_agent(
         environ: the agent's variables.
         key: proves that it belongs to the run.
         shell: starts programs.
+        files: its access to the run directory.
         scratch: its folder.
         lock: the open, locked file that marks the folder as in use.
     """
@@ -143,7 +155,7 @@ def build_agent(
     common = _common_variables(run, request, program, environ)
     ranks_env = _rank_variables(common, request, copy, scratch)
     guard = Guard(scratch, lock)
-    files, tasks = AgentFiles(), BackgroundTasks()
+    tasks = BackgroundTasks()
     controller = ControllerLink(parse_candidates(environ[CONTROLLER]), key, files.say)
     stage = NodeStage(request, recorded=recorded, node=name, environ=environ, shell=shell, key=key)
     zygote = ZygoteClient(

@@ -6,6 +6,7 @@ It handles the controller's orders and the zygote's reports, and tells the contr
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import signal
 import time
@@ -66,6 +67,7 @@ from echelon.launch.zygote.leftovers import end_groups, remove_files
 from echelon.run.directory import RunDir
 from echelon.run.tracker import find_mlflow
 
+_log = logging.getLogger(__name__)
 _PLACE_POLL_S = 0.005
 _ROOM = MAX_PAYLOAD - 1024
 
@@ -335,6 +337,9 @@ class LocalWorkers:
     # --- reports of the zygote ------------------------------------------------------------------
 
     def zygote_ready(self, ready: ZygoteReady) -> None:
+        _log.info(
+            "the zygote is ready: pid %d, imports took %.2f s", self._zygote.pid, ready.import_s
+        )
         self._serves_store = ready.serves_store
         if ready.cold_reason:
             self._say(Note(text=f"ranks start cold on this node: {ready.cold_reason}"))
@@ -360,6 +365,8 @@ class LocalWorkers:
         )
 
     def rank_exited(self, exited: RankReaped) -> None:
+        level = logging.INFO if exited.status else logging.DEBUG
+        _log.log(level, "rank %d has exited with status %d", exited.rank, exited.status)
         if gone := self._ranks.pop(exited.rank, None):
             self._close_rank(gone, exited.status)
 
@@ -414,6 +421,7 @@ class LocalWorkers:
 
         Orders that no zygote has received yet are for the next one.
         """
+        _log.info("the zygote died with status %d; starting another one", status)
         if self._waiting is not None:
             self._say(Note(text="the zygote, which starts ranks, died before it was ready"))
         self._waiting = self._waiting or []

@@ -6,6 +6,7 @@ if that makes sense, write a verdict and an outcome.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from echelon.run.node_record import NodeRecord
 from echelon.run.verdict import Failure, Verdict, judge, render
 from echelon.spec.job_spec import JobSpec
 
+_log = logging.getLogger(__name__)
 _FENCE_S = 5.0
 """How often we check whether another attempt has started."""
 _LOOK_S = 10.0
@@ -266,6 +268,7 @@ class Controller:
                 await self._membership.await_missing()
                 why_not = self._decide_retry(verdict.failure, nodes=len(self._pool.agents))
             if why_not:
+                _log.info("no further generation: %s", why_not)
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
             number += 1
             self._failures.append(verdict.failure)

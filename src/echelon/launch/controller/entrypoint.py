@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import platform
 import signal
 import threading
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from echelon import _version
 from echelon.core.atomic_file import write_atomic
 from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell
@@ -43,6 +46,7 @@ from echelon.run.attempts import (
     record_own_job,
 )
 from echelon.run.code import find_copy, verify_code
+from echelon.run.debug_log import DebugLog
 from echelon.run.directory import RunDir
 from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal, write_error
@@ -50,6 +54,8 @@ from echelon.run.node_record import NodeRecord, cluster_name, record_path
 from echelon.run.request import read_code, read_spec
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import RESTARTS, JobSpec
+
+_log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
@@ -117,7 +123,13 @@ def main(arguments: list[str]) -> int:
         )
         return await controller.run()
 
-    exit_code = asyncio.run(carry())
+    with DebugLog(run.debug_logs(attempt) / "controller.log", request.log_level):
+        _log.info(
+            "attempt %d of %s: Slurm job %s, pid %d on %s, Echelon %s, Python %s",
+            *(attempt, run.run_id, job_id or "none", os.getpid(), os.uname().nodename),
+            *(_version.__version__, platform.python_version()),
+        )
+        exit_code = asyncio.run(carry())
     sending.join(LIMIT_S)
     return exit_code
 

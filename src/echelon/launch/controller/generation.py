@@ -4,6 +4,7 @@ It ends by itself when all ranks have succeeded. At the first failure, or if the
 the ranks that are left are ended here.
 """
 
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ from echelon.run.saved import tell_last
 from echelon.run.verdict import Failure, is_victim, judge, render
 from echelon.spec.job_spec import JobSpec
 
+_log = logging.getLogger(__name__)
 M = TypeVar("M", Traces, StacksOfNode)
 
 CONFESS_S = 2.0
@@ -169,6 +171,10 @@ class Generation:
             ranks = range(order.first_rank, order.first_rank + order.count)
             self._ranks |= dict.fromkeys(ranks, agent)
             agent.link.say(order)
+        _log.info(
+            "generation %d: ordered %d nodes to start %d ranks, which meet at %s:%d",
+            *(self.number, len(orders), sum(counts), endpoint.address, endpoint.port),
+        )
         self._journal.note(
             events.GenerationStarted(
                 generation=self.number, world_size=sum(counts), nodes=len(self.agents)
@@ -405,6 +411,8 @@ class Generation:
         return until_s if self.stop.deadline_s is None else self.stop.deadline_s
 
     def _tell_all(self, order: Propose | Commit | None) -> None:
+        if order:
+            _log.info("ordered all nodes: %s", order)
         for agent in self.agents:
             if order and self._pool.has(agent):
                 agent.link.say(order)
@@ -448,6 +456,7 @@ class Generation:
         )
 
     def _tell(self, nodes: set[int], order: End) -> None:
+        _log.info("ordered %d nodes: %s", len(nodes), order)
         for node in nodes & self._pool.agents.keys():
             self._pool.agents[node].link.say(order)
 

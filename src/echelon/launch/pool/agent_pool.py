@@ -6,6 +6,7 @@ so that the controller handles one at a time and reads from top to bottom.
 
 import asyncio
 import contextlib
+import logging
 import math
 import resource
 import signal
@@ -42,6 +43,7 @@ from echelon.run import events
 from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE
 
+_log = logging.getLogger(__name__)
 _SIGNALLED: dict[int, str] = {
     signal.SIGINT: "it was interrupted (SIGINT, as by Ctrl-C)",
     signal.SIGHUP: "it was cancelled, or the command that waits for it was ended (SIGHUP)",
@@ -115,6 +117,7 @@ class AgentPool:
         heard = await self._server.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         private = {CONTROLLER: ",".join(heard), FILES: str(few)}
+        _log.info("listening at %s", ", ".join(heard))
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
         own = {**env, **private}
         command = AgentCommand(argv=argv, env=own, logs=folder, key=self._server.key)
@@ -177,6 +180,7 @@ class AgentPool:
             case Signalled(signal=signal.SIGTERM):
                 # On preemption, Slurm signals all processes of a job except its batch script.
                 reason = f"{agent.name} received SIGTERM"
+                _log.info("%s: taken for a preemption", reason)
                 return Stop("preemption", reason, 128 + signal.SIGTERM, told=True)
         return event
 
@@ -211,6 +215,7 @@ class AgentPool:
 
     def post(self, event: Stop | Hang) -> None:
         """Request a stop of the run, or report a hang of its ranks."""
+        _log.info("received %s", event)
         self._queue.put_nowait(event)
 
     def wake(self) -> None:
@@ -222,6 +227,7 @@ class AgentPool:
 
     async def leave(self) -> None:
         """Dismiss the agents, and wait for the processes that started them."""
+        _log.info("dismissing %d agents", len(self.agents))
         if self._pulse is not None:
             self._pulse.cancel()
         for agent in self.agents.values():
@@ -250,6 +256,7 @@ class AgentPool:
     def hear(self, agent: AgentHandle, message: Message) -> None:
         """Handle a message of an agent; the first one is its greeting."""
         if not isinstance(message, Pulse):
+            _log.debug("%s sent %s", agent.name, message)
             self._queue.put_nowait(Received(agent=agent, message=message))
             return
         for _rank, step, *_ in message.ranks:
@@ -300,7 +307,7 @@ class AgentPool:
         """End the run if the heartbeat task fails: agents would exit, and could not say why."""
         if not pulse.cancelled() and (error := pulse.exception()):
             message = f"internal error in the agent pool: {type(error).__name__}: {error}"
-            self._queue.put_nowait(Stop("start", message, 70, at_once=True))
+            self.post(Stop("start", message, 70, at_once=True))
 
     def _resume(self, now_s: float, paused_s: float) -> None:
         """Do not count the time during which we were suspended as silence of agents."""
@@ -310,6 +317,8 @@ class AgentPool:
             agent.link.heard_s = now_s
 
     def _tell_gone(self, started: Started, killed: bool) -> None:
+        how = ", killed by a signal" if killed else ""
+        _log.info("the process %d, which started agents, has exited%s", started.pid, how)
         self._queue.put_nowait(StarterExited(started=started, killed=killed))
 
     def _be_signalled(self, number: int) -> None:
@@ -320,7 +329,7 @@ class AgentPool:
         # What Ctrl-C does in a terminal: `except KeyboardInterrupt` works as it does there.
         ask = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self.signalled = Stop("cancelled", message, 128 + number, at_once, ask=ask)
-        self._queue.put_nowait(self.signalled)
+        self.post(self.signalled)
 
 
 def _comes_from_rejected(event: PoolEvent) -> bool:
