@@ -25,7 +25,6 @@ from echelon.core.shell import LocalShell
 from echelon.launch.backends.base import Started
 from echelon.launch.controller.rendezvous import collect
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.link import Link, connect
 from echelon.launch.protocol.messages import Dump, Hello, Pulse, Stacks
 from echelon.launch.protocol.rank_environment import CONTROLLER, receive_key, render_key
@@ -61,9 +60,7 @@ class PretendingStarter:
 async def gather(agents, folder):
     """Return the seconds until all agents have joined, those of several barriers, and CPU time."""
     with EventWriter(folder / "events.jsonl", clock=time.time) as events:
-        pool = AgentPool(
-            PretendingStarter(agents, folder), HangWatch(0), events.write, sys.stderr.write
-        )
+        pool = AgentPool(PretendingStarter(agents, folder), events.write, sys.stderr.write)
         await pool.start([], folder, os.environ)
         try:
             while len(pool.agents) < agents:

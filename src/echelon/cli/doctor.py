@@ -96,10 +96,10 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     import asyncio  # noqa: PLC0415
 
     from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
+    from echelon.launch.backends.stop import StopError  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
     from echelon.launch.doctor.findings import judge  # noqa: PLC0415
     from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
-    from echelon.launch.protocol.stop import StopError  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)

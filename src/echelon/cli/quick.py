@@ -31,7 +31,7 @@ COMMANDS = {
     "status": Options(),
     "why": Options(),
     "logs": Options(
-        flags={"-f": "follow", "--follow": "follow", "--raw": "raw"},
+        flags={"-f": "follow", "--follow": "follow", "--raw": "raw", "--debug": "debug"},
         valued={
             "--rank": ("rank", list),
             "-n": ("tail", int),

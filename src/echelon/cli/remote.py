@@ -180,7 +180,7 @@ def follow(
 
 def logs_there(there: There) -> int:
     """Print a run's output."""
-    if not there.values["follow"]:
+    if there.values["debug"] or not there.values["follow"]:
         return execute(there)
     options = {key: there.values[key] for key in ("rank", "raw", "tail", "since")}
     return follow(there.site, there.run, show=True, **options)

@@ -16,7 +16,7 @@ from echelon.cli import console
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.core.jobs import RUNNING, parse_states, short_id
 from echelon.core.units import render_age, render_time
-from echelon.errors import NotFoundError, UnavailableError
+from echelon.errors import NotFoundError, UnavailableError, UsageError
 from echelon.run.attempts import Attempt, attempts, find_durations, is_of_use
 from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run, list_runs, list_sweeps
@@ -219,11 +219,20 @@ def logs(
     tail: int | None = None,
     since: str = "",
     raw: bool = False,
+    debug: bool = False,
 ) -> int:
-    """Print a run's output."""
+    """Print a run's output, or the debug logs of its controllers and agents."""
     from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
 
+    if debug and (follow or rank or raw):
+        raise UsageError(
+            "--debug cannot be combined with --follow, --rank or --raw",
+            hint="select lines with --tail and --since",
+        )
     found = find_run(runs_dir, run)
+    if debug:
+        _print_debug_logs(found, tail=tail, since=since)
+        return 0
     choice = Choice.of(found, rank=rank, tail=tail, since=since)
     if follow:
         return follow_run(found, cluster_of(found), show=True, choice=choice, raw=raw)
@@ -235,6 +244,26 @@ def logs(
             hint=f"show its state: echelon status {found.run_id}",
         )
     return 0
+
+
+def _print_debug_logs(run: RunDir, *, tail: int | None, since: str) -> None:
+    """Print what a run's controllers and agents have logged."""
+    from collections import deque  # noqa: PLC0415
+
+    from echelon.cli.following import parse_since  # noqa: PLC0415
+    from echelon.run.debug_log import read_debug_lines  # noqa: PLC0415
+
+    since_s = parse_since(since, time.time()) if since else 0.0
+    lines = (line for line in read_debug_lines(run) if line.time_s >= since_s)
+    shown = deque(lines, maxlen=tail)
+    if not shown and tail != 0:
+        when = f" since {since}" if since else ""
+        raise NotFoundError(
+            f"the run '{run.run_id}' has no debug logs{when}",
+            hint="they begin when its controller starts; plain scripts have none",
+        )
+    for line in shown:
+        console.print_result(line.render())
 
 
 def stop(*, run: str, runs_dir: Path, address: str = "") -> None:

@@ -184,6 +184,10 @@ def logs(
         bool,
         typer.Option("--raw", help="Print lines unchanged, with control characters not escaped."),
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Print the debug logs of controller and agents instead."),
+    ] = False,
 ) -> None:
     """Print a run's output, with the rank of each line.
 
@@ -194,7 +198,14 @@ def logs(
     """
     raise typer.Exit(
         run_commands.logs(
-            run=run, runs_dir=runs_dir, follow=follow, rank=rank, tail=tail, since=since, raw=raw
+            run=run,
+            runs_dir=runs_dir,
+            follow=follow,
+            rank=rank,
+            tail=tail,
+            since=since,
+            raw=raw,
+            debug=debug,
         )
     )
 

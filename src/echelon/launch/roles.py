@@ -11,7 +11,7 @@ ROLES = {
     "broker": "echelon.launch.allocation.packed_sweep",
     "keeper": "echelon.launch.allocation.keeper",
     "fork-server": "echelon.launch.allocation.fork_server",
-    "agent": "echelon.launch.agent.agent",
+    "agent": "echelon.launch.agent.entrypoint",
     "zygote": "echelon.launch.zygote.zygote",
     "ray-driver": "echelon.launch.backends.ray.driver",
     "ray-call": "echelon.launch.backends.ray.orders",

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echelon.core.frozen import frozen
-from echelon.launch.protocol.time_accounting import (
+from echelon.monitor.state import GenerationState, RunState, TimedEvent, Timeline
+from echelon.run.events import AttemptStarted, GenerationEnded, NodeDeparted, SlotsCounted
+from echelon.run.rank_time import (
     DATA_WAIT,
     IDLE,
     PEER_WAIT,
@@ -19,8 +21,6 @@ from echelon.launch.protocol.time_accounting import (
     RESTART,
     STALL,
 )
-from echelon.monitor.state import GenerationState, RunState, TimedEvent, Timeline
-from echelon.run.events import AttemptStarted, GenerationEnded, NodeDeparted, SlotsCounted
 
 QUEUE, LAUNCH = "queue", "launch"
 RUNNING = "running"

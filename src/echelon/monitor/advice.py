@@ -5,7 +5,8 @@ from dataclasses import field
 
 from echelon.core.frozen import frozen
 from echelon.core.units import counted, format_memory, render_time
-from echelon.launch.protocol.time_accounting import (
+from echelon.monitor.accounting import LAUNCH
+from echelon.run.rank_time import (
     DATA_WAIT,
     IDLE,
     PEER_WAIT,
@@ -15,7 +16,6 @@ from echelon.launch.protocol.time_accounting import (
     STALL,
     WARM_UP,
 )
-from echelon.monitor.accounting import LAUNCH
 
 _NOTABLE = 0.05
 """Smallest share of the time that is worth mentioning."""

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from html import escape
 
 from echelon.core.units import render_time
-from echelon.launch.protocol.time_accounting import PRODUCTIVE
 from echelon.monitor.charts import bars, curve
 from echelon.monitor.report import Report, describe_training, failures, no_findings
 from echelon.monitor.state import AttemptState
+from echelon.run.rank_time import PRODUCTIVE
 
 _POINTS = 400
 _MOST_CURVES = 6

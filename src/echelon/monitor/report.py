@@ -7,18 +7,18 @@ from typing import Any
 
 from echelon.core.frozen import frozen
 from echelon.core.units import parse_duration
-from echelon.launch.protocol.time_accounting import (
+from echelon.monitor.accounting import RUNNING, Accounts, account
+from echelon.monitor.advice import LEAST_TRAINED_S, Facts, Finding, RankFigures, advise
+from echelon.monitor.reading import RunReader
+from echelon.monitor.state import RunState, headline, split_name
+from echelon.run.directory import RunDir
+from echelon.run.rank_time import (
     DATA_WAIT,
     PEER_WAIT,
     PRODUCTIVE,
     REDONE,
     STALL,
 )
-from echelon.monitor.accounting import RUNNING, Accounts, account
-from echelon.monitor.advice import LEAST_TRAINED_S, Facts, Finding, RankFigures, advise
-from echelon.monitor.reading import RunReader
-from echelon.monitor.state import RunState, headline, split_name
-from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
 from echelon.run.series import Sample, read_series, summarise
 from echelon.spec.job_spec import JobSpec

@@ -182,6 +182,10 @@ class RunDir:
         numbers = (name.removeprefix("controller-") for name in names)
         return sorted(int(number) for number in numbers if _NUMBER.fullmatch(number))
 
+    def debug_logs(self, attempt: int) -> Path:
+        """Return the folder of an attempt's debug logs (`run/debug_log.py`)."""
+        return self.attempt(attempt) / "debug"
+
     def outcome(self, attempt: int) -> Path:
         """How an attempt ended, written by its controller."""
         return self.attempt(attempt) / "outcome.json"

@@ -94,7 +94,7 @@ class EventWriter:
 
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._file = _open_at_line_start(path)
+        self._file = open_at_line_start(path)
 
     def write(self, event: Event | Unknown) -> None:
         self.write_all([(self._clock(), event)])
@@ -147,9 +147,9 @@ class EventLog:
 
     def _append(self, line: bytes) -> None:
         if self._file < 0:
-            self._file = _open_at_line_start(self._path)
+            self._file = open_at_line_start(self._path)
         try:
-            _write_whole(self._file, line)
+            write_whole(self._file, line)
         except OSError:
             # A stale handle stays stale, and part of a line may have been written.
             file, self._file = self._file, -1
@@ -162,12 +162,17 @@ def _line(time_s: float, event: Event | Unknown) -> bytes:
     return f"{render_event(time_s, event)}\n".encode()
 
 
-def _write_whole(file: int, line: bytes) -> None:
+def write_whole(file: int, line: bytes) -> None:
+    """Write a line.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
     if (written := os.write(file, line)) < len(line):
         raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were written")
 
 
-def _open_at_line_start(path: Path) -> int:
+def open_at_line_start(path: Path) -> int:
     """Open a file for appending; end a line that the previous writer did not finish."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:

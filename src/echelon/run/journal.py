@@ -6,6 +6,7 @@ an attempt wait for storage, for a limited time.
 
 import atexit
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,11 +16,21 @@ from functools import partial
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.codec import encode
 from echelon.run.attempts import Outcome
 from echelon.run.background_writer import AWAY, FULL, BackgroundWriter
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventLog
-from echelon.run.events import AttemptEnded, ClockSet, ControllerEvent, EventsLost, VerdictReached
+from echelon.run.events import (
+    AttemptEnded,
+    ClockSet,
+    ControllerEvent,
+    EventsLost,
+    Heartbeat,
+    RankExited,
+    RankStarted,
+    VerdictReached,
+)
 from echelon.run.verdict import Verdict
 
 PATIENCE_S = 60.0
@@ -33,6 +44,8 @@ _SAY_S = 5.0
 _SET_S = 10.0
 """A clock that differs by more was set: smaller corrections do not matter."""
 
+
+_log = logging.getLogger(__name__)
 
 NoteTaker = Callable[[ControllerEvent], None]
 """Records an event."""
@@ -73,9 +86,11 @@ class Journal:
             self._ahead_s = ahead_s
             self._events.write(ClockSet(seconds=round(ahead_s, 3)))
         self._events.write(event)
+        _log_event(event)
 
     def report(self, text: str) -> None:
         """Write a message to the job's output."""
+        _log.info("%s", text)
         self._output.post(partial(self._write_report, text))
 
     def _write_report(self, text: str) -> None:
@@ -130,6 +145,19 @@ class Journal:
         """Write what can be written when an exception ends the controller."""
         for writer in (self._events.writer, self._output):
             writer.settle(1.0)
+
+
+def _log_event(event: ControllerEvent) -> None:
+    """Add an event to the debug log; of events that are many, only at the level `debug`."""
+    match event:
+        case Heartbeat() | RankStarted() | RankExited(code=0, signal=0):
+            level = logging.DEBUG
+        case _:
+            level = logging.INFO
+    if _log.isEnabledFor(level):
+        values = encode(event).items()
+        shown = " ".join(f"{name}={value!r}" for name, value in values if value != "")
+        _log.log(level, "event %s %s", event.kind, shown)
 
 
 def _uptime() -> float:

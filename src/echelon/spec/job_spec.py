@@ -152,6 +152,9 @@ class JobSpec:
     telemetry: bool = key(
         "--telemetry true|false", "measure nodes and ranks once a second",
         CHECKS, readers.switch, True, rank=2)
+    log_level: str = key(
+        "--log-level LEVEL", "what controller and agents write to their debug logs: info or debug",
+        CHECKS, readers.OneOf(("info", "debug")), "info", rank=3, unused=("style",))
     node_check: str = key(
         "--node-check COMMAND", "command that must succeed on a node before it is used",
         CHECKS, readers.text, "", rank=1, unused=("style",))

@@ -37,6 +37,24 @@ def runs(tmp_path, monkeypatch):
     return folder
 
 
+def test_logs_can_print_the_debug_logs_of_controller_and_agents(runs, capsys):
+    folder = RunDir.open(runs / "first-a").debug_logs(1)
+    folder.mkdir()
+    for writer, second in (("controller", 2), ("agent-0", 1)):
+        (folder / f"{writer}.log").write_text(f"2026-01-31T17:00:0{second}.000Z INFO a: b\n")
+    assert main.run(["logs", "--debug", "first-a"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-01-31T17:00:01.000Z agent-0 INFO a: b",
+        "2026-01-31T17:00:02.000Z controller INFO a: b",
+    ]
+    assert main.run(["logs", "--debug", "--tail", "1", "first-a"]) == 0
+    assert "controller" in capsys.readouterr().out
+    assert main.run(["logs", "--debug", "--since", "2026-02-01T00:00", "first-a"]) == 66
+    assert "has no debug logs since 2026-02-01T00:00" in capsys.readouterr().err
+    assert main.run(["logs", "--debug", "--follow", "first-a"]) == 2
+    assert "--debug cannot be combined with --follow" in capsys.readouterr().err
+
+
 def ps(capsys, *words):
     assert main.run(["ps", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)

@@ -11,12 +11,12 @@ import pytest
 
 from byte_streams import exchange, talk
 from echelon.client.code.code_listing import Kind, list_project
+from echelon.client.code.tree import Tree
 from echelon.client.manage.cleaning import measure
 from echelon.client.remote.fetching import list_files, receive_files
 from echelon.core.files import BlockedError, check_paths, for_all, is_inner, walk
 from echelon.core.jobs import Job
 from echelon.core.shell import LocalShell
-from echelon.core.tree import Tree
 from echelon.errors import NotPermittedError, UsageError
 from echelon.launch.stage.manifest import FILE, decode_manifest, describe_folder
 from echelon.run.code import Code, read_manifest, verify_code

@@ -6,7 +6,7 @@ from pathlib import Path
 from echelon.core.shell import FakeShell
 from echelon.launch.backends.base import Backend, NoStandby
 from echelon.launch.backends.local import LocalAllocation, LocalStarter
-from echelon.launch.pool.controller_events import AgentHandle
+from echelon.launch.pool.controller_events import AgentHandle, Woken
 from echelon.launch.protocol.messages import Hello, Pace
 from echelon.run.directory import RunDir
 
@@ -34,7 +34,7 @@ def make_agent(node, pace=None):
 class FakePool:
     """An agent pool whose agents and events are given.
 
-    An entry of the script is what `next` returns, or a function of the pool that returns it, or
+    An event of the script is what `next` returns, or a function of the pool that returns it, or
     None: nothing happens, for as long as the caller would wait. `restarts` says what becomes of
     each restart of an agent; the last one repeats.
     """
@@ -65,11 +65,11 @@ class FakePool:
     async def next(self, deadline_s=None):
         await asyncio.sleep(0)
         assert self.script or not self.clock, "the script has ended"
-        entry = self.script.pop(0) if self.script else None
-        entry = entry(self) if callable(entry) else entry
-        if entry is None and self.clock:
+        event = self.script.pop(0) if self.script else None
+        event = event(self) if callable(event) else event
+        if event is None and self.clock:
             self.clock.now_s = max(self.clock.now_s, deadline_s)
-        return entry
+        return event
 
     async def restart(self, node):
         self.overlapped |= self.restarts > self.ended
@@ -102,11 +102,11 @@ class FakePool:
 
 
 def joins(node):
-    """An entry of a script: a node's agent connects."""
+    """An event of a script: a node's agent connects."""
 
     def join(pool):
         pool.agents[node] = make_agent(node)
-        return None, None
+        return Woken()
 
     return join
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.launch.code_path import search_path
-from echelon.launch.protocol.program import find_program
+from echelon.launch.program import find_program
 from echelon.run.code import ProjectCopy
 from echelon.spec.job_spec import JobSpec
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.protocol.time_accounting import PHASES
 from echelon.monitor.accounting import CATEGORIES, account
 from echelon.monitor.state import RunState
+from echelon.run.rank_time import PHASES
 from echelon.run.series import Sample
 from eventlines import at
 

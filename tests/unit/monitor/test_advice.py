@@ -2,8 +2,8 @@
 
 import pytest
 
-from echelon.launch.protocol.time_accounting import PHASES
 from echelon.monitor.advice import LEAST_TRAINED_S, Facts, RankFigures, advise
+from echelon.run.rank_time import PHASES
 
 GIB = 2.0**30
 HOUR = 3600.0

@@ -56,6 +56,7 @@ USUAL = (
     "300",
     "604800",
     "auto",
+    "info",
     "echelon",
     "gres",
     "report",

@@ -10,10 +10,10 @@ from pathlib import Path
 from echelon.client.code.code_entries import examine, place_link, relocate_link
 from echelon.client.code.code_listing import find_kind, list_project
 from echelon.client.code.snapshot import read_own_manifest
+from echelon.client.code.tree import Tree
 from echelon.core.files import BlockedError
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
-from echelon.core.tree import Tree
 from echelon.errors import NotFoundError
 from echelon.run.code import Code, CopiedFile, read_manifest
 from echelon.run.directory import RunDir

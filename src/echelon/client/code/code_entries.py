@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from echelon.client.code.code_listing import IGNORE, Listing
+from echelon.client.code.tree import Tree
 from echelon.core.files import BlockedError, Entry, Stamp
-from echelon.core.tree import Tree
 from echelon.errors import UsageError
 
 _TRIES = 3

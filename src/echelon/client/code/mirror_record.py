@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.client.code.project import LINK, OWN_FOLDER, Project, parse_project, render_project
+from echelon.client.code.tree import Tree
 from echelon.core.atomic_file import write_atomic
 from echelon.core.files import BlockedError, Stamp, folders
 from echelon.core.frozen import frozen
 from echelon.core.records import parse_json, read_bytes, render_json
-from echelon.core.tree import Tree
 from echelon.core.userstate import is_remembered, remember
 from echelon.errors import EchelonError, UnavailableError
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from echelon.client.code.code_entries import examine, place_link, read_settled
 from echelon.client.code.code_listing import IGNORE, Listing, find_root, list_project, read_commit
 from echelon.client.code.project import MOST_BYTES, MOST_FILES, Commit
+from echelon.client.code.tree import Tree
 from echelon.core.atomic_file import write_atomic
 from echelon.core.files import Entry
 from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
-from echelon.core.tree import Tree
 from echelon.core.units import format_bytes
 from echelon.core.userstate import is_remembered, remember
 from echelon.errors import EchelonError, UsageError

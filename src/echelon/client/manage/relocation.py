@@ -17,7 +17,7 @@ from echelon.client.submit.trust import seal_script
 from echelon.core.atomic_file import encode, write_atomic
 from echelon.core.records import read_bytes
 from echelon.errors import ConflictError, UsageError
-from echelon.launch.protocol.program import find_program
+from echelon.launch.program import find_program
 from echelon.run.code import find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code, read_spec

@@ -77,6 +77,7 @@ class RequestOptions(TypedDict, total=False):
     grace: int | str
     hand_over: str
     telemetry: bool
+    log_level: str
     node_check: str
     forgive_after: int | str
     preflight: bool

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.client.code.code_listing import parse_ignore
+from echelon.client.code.tree import Tree, naming_folder
 from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
 from echelon.core.atomic_file import make_private
 from echelon.core.files import BlockedError, Entry, check_paths, folders, is_inner, walk
 from echelon.core.frozen import frozen
 from echelon.core.records import to_count
-from echelon.core.tree import Tree, naming_folder
 from echelon.core.units import counted
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 

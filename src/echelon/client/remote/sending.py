@@ -21,6 +21,7 @@ from echelon.client.code.project import (
     render_project,
 )
 from echelon.client.code.snapshot import check_size
+from echelon.client.code.tree import Tree
 from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.files import BlockedError, Entry, Stamp
@@ -28,7 +29,6 @@ from echelon.core.frozen import frozen
 from echelon.core.records import MOST_BYTES as MOST_RECORD
 from echelon.core.records import find_record, render_json
 from echelon.core.shell import Shell
-from echelon.core.tree import Tree
 from echelon.errors import UsageError
 
 Progress = Callable[[int, int], None]

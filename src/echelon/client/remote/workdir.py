@@ -31,11 +31,11 @@ from echelon.client.code.project import (
     check_project,
     parse_project,
 )
+from echelon.client.code.tree import Tree, naming_folder
 from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import make_private
 from echelon.core.files import BlockedError
 from echelon.core.frozen import frozen
-from echelon.core.tree import Tree, naming_folder
 from echelon.core.waiting import wait_until
 from echelon.errors import ConflictError, NotPermittedError, TimedOutError, UnavailableError
 

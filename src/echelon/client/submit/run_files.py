@@ -7,7 +7,7 @@ from pathlib import Path
 from echelon.client.submit.launcher import ship_launcher
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, write_atomic
-from echelon.launch.protocol.program import find_program
+from echelon.launch.program import find_program
 from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import Environment, render_spec

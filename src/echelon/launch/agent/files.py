@@ -6,6 +6,7 @@ meanwhile: without its heartbeats the controller would give up the node.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from echelon.run.background_writer import AWAY, BackgroundWriter, pauses
 from echelon.run.journal import write_error
 from echelon.run.rank_logs import LogClock
 
+_log = logging.getLogger(__name__)
 READ_S = 5.0
 """Limit for reading a dead rank's log and record: the report of its exit waits for them."""
 _CLOSE_S = 1.0
@@ -46,7 +48,8 @@ class AgentFiles:
     def __init__(self) -> None:
         self._writer = BackgroundWriter("files")
         self._clock = LogClock()
-        self._offset_s = 0.0
+        self._offset_s = time.time() - time.monotonic()
+        """That of this node's clock, until the controller's is known."""
 
     async def ask(self, task: Callable[[], T], *, within_s: float | None = None) -> T:
         """Run a task in the thread, and return its result.
@@ -87,6 +90,7 @@ class AgentFiles:
 
     def say(self, text: str) -> None:
         """Write a line to the agent's own log."""
+        _log.info("%s", text)
 
         def write() -> None:
             with contextlib.suppress(OSError):
@@ -114,7 +118,8 @@ class AgentFiles:
         """Set the controller's time of day: clocks of nodes differ, and may be changed."""
         self._offset_s = now_s - time.monotonic()
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """Return the time of day, by the controller's clock as soon as it is known."""
         return self._offset_s + time.monotonic()
 
     def follow(self, log: Path) -> None:
@@ -123,12 +128,12 @@ class AgentFiles:
 
     def finish(self, log: Path) -> None:
         """Record a log for the last time: nothing writes to it any more."""
-        self._writer.post(lambda: self._clock.finish(log, self._now_s()))
+        self._writer.post(lambda: self._clock.finish(log, self.now_s()))
 
     async def time_logs(self) -> None:
         while True:
             await asyncio.sleep(_LOG_POLL_S)
-            await self.ask(lambda: self._clock.tick(self._now_s()))
+            await self.ask(lambda: self._clock.tick(self.now_s()))
 
     async def read_end(self, files: RankFiles) -> tuple[dict[str, Any], str]:
         """Return a dead rank's record of its exception, and the end of its log."""

@@ -11,7 +11,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from echelon.launch.protocol.leftovers import await_trackers, end_groups
+from echelon.launch.zygote.leftovers import await_trackers, end_groups
 
 
 class Guard:

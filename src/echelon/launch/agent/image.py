@@ -13,7 +13,7 @@ from echelon.launch.container.commands import LIBRARY, Container, list_mounts
 from echelon.launch.container.machine import variants_here
 from echelon.launch.container.reference import parse_reference
 from echelon.launch.container.store import ImageStore, cache_folder, choose_runtime
-from echelon.launch.protocol.program_text import PACKAGE
+from echelon.launch.program_text import PACKAGE
 from echelon.spec.job_spec import JobSpec
 
 

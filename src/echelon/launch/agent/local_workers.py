@@ -6,6 +6,7 @@ It handles the controller's orders and the zygote's reports, and tells the contr
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import signal
 import time
@@ -20,11 +21,16 @@ from echelon.core import addresses
 from echelon.core.proc import OomWatch, fit, sample_process
 from echelon.launch.agent.files import AgentFiles, Dumper
 from echelon.launch.agent.guard import Guard
+from echelon.launch.agent.rank_progress import (
+    Motion,
+    read_pace,
+    read_spent,
+    read_spent_so_far,
+)
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets
 from echelon.launch.agent.traces import ask_nccl, read_record, reduce_record
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.protocol.collective_trace import encode_traces
-from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
 from echelon.launch.protocol.messages import (
     UNSTARTED,
     Commit,
@@ -55,16 +61,13 @@ from echelon.launch.protocol.messages import (
 from echelon.launch.protocol.nccl_counts import encode_counts
 from echelon.launch.protocol.rank_environment import RankFiles, rank_environment, rank_files
 from echelon.launch.protocol.rank_shm import RankShm
-from echelon.launch.protocol.time_accounting import (
-    Motion,
-    read_pace,
-    read_spent,
-    read_spent_so_far,
-)
+from echelon.launch.protocol.scratch_files import CONTROLLER_CLOCK
 from echelon.launch.protocol.wire import MAX_PAYLOAD
+from echelon.launch.zygote.leftovers import end_groups, remove_files
 from echelon.run.directory import RunDir
 from echelon.run.tracker import find_mlflow
 
+_log = logging.getLogger(__name__)
 _PLACE_POLL_S = 0.005
 _ROOM = MAX_PAYLOAD - 1024
 
@@ -334,6 +337,9 @@ class LocalWorkers:
     # --- reports of the zygote ------------------------------------------------------------------
 
     def zygote_ready(self, ready: ZygoteReady) -> None:
+        _log.info(
+            "the zygote is ready: pid %d, imports took %.2f s", self._zygote.pid, ready.import_s
+        )
         self._serves_store = ready.serves_store
         if ready.cold_reason:
             self._say(Note(text=f"ranks start cold on this node: {ready.cold_reason}"))
@@ -359,6 +365,8 @@ class LocalWorkers:
         )
 
     def rank_exited(self, exited: RankReaped) -> None:
+        level = logging.INFO if exited.status else logging.DEBUG
+        _log.log(level, "rank %d has exited with status %d", exited.rank, exited.status)
         if gone := self._ranks.pop(exited.rank, None):
             self._close_rank(gone, exited.status)
 
@@ -413,6 +421,7 @@ class LocalWorkers:
 
         Orders that no zygote has received yet are for the next one.
         """
+        _log.info("the zygote died with status %d; starting another one", status)
         if self._waiting is not None:
             self._say(Note(text="the zygote, which starts ranks, died before it was ready"))
         self._waiting = self._waiting or []

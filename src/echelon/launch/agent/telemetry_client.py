@@ -8,7 +8,7 @@ from echelon.core.shell import Shell, signal_group
 from echelon.errors import EchelonError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
-from echelon.launch.protocol.leftovers import TELEMETRY_NOTES
+from echelon.launch.protocol.scratch_files import TELEMETRY_NOTES
 from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 

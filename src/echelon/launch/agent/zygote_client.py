@@ -25,7 +25,8 @@ from echelon.launch.container.commands import (
     is_refusal,
     render_command,
 )
-from echelon.launch.protocol.leftovers import remove_files
+from echelon.launch.program import Program
+from echelon.launch.program_text import may_import_torch
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
     BecomeZygote,
@@ -40,9 +41,8 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import may_import_torch
 from echelon.launch.roles import role_command
+from echelon.launch.zygote.leftovers import remove_files
 
 _MOST_FAILED_STARTS = 2
 """How many zygotes in a row may die before they are ready; the next one preloads nothing, and is

@@ -18,11 +18,12 @@ from echelon.launch.allocation.keeper import NOT_STARTED
 from echelon.launch.allocation.slots import Ask, Ledger, Slot
 from echelon.launch.allocation.step import Step
 from echelon.launch.backends.base import RESERVE_S, Backend
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
 from echelon.launch.controller.finalize import Conclusion, as_failure
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import AgentHandle, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Lost, Received
 from echelon.launch.protocol.messages import (
     AgentExited,
     Departed,
@@ -32,7 +33,6 @@ from echelon.launch.protocol.messages import (
     StartAgent,
 )
 from echelon.launch.protocol.rank_environment import job_in
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run import events
 from echelon.run.attempts import Outcome, claim_step, outcome
 from echelon.run.directory import RunDir
@@ -195,16 +195,16 @@ class Broker:
             if why := self._find_shortage():
                 return judge([Failure(cause="lost node", message=why)])
             match await self._pool.next():
-                case (_, Stop() as stop):
+                case Stop() as stop:
                     self._stop = await self._conclusion.explain(stop)
                     for step, _ in self._steps.values():
                         step.stop(self._stop)
-                case (AgentHandle() as keeper, Hello()) if self._pool.has(keeper):
+                case Received(agent=keeper, message=Hello()) if self._pool.has(keeper):
                     self._welcome(keeper)
-                case (AgentHandle() as keeper, Lost()):
-                    self._part_with(keeper.node)
-                case (_, AgentExited() as exited):
+                case Received(message=AgentExited() as exited):
                     self._end_agent(exited)
+                case Lost(agent=keeper):
+                    self._part_with(keeper.node)
         if self._stop and not self._source.is_empty():
             return judge([as_failure(self._stop)])
         return None

@@ -13,21 +13,21 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from echelon.core import addresses
 from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell, Shell, collect_children
+from echelon.launch.agent.background_tasks import BackgroundTasks
+from echelon.launch.agent.controller_link import ControllerLink
 from echelon.launch.agent.guard import Guard
 from echelon.launch.agent.node_check import Fault, NodeCheck, check_places
-from echelon.launch.agent.upstream import Upstream
+from echelon.launch.agent.scratch import make_scratch
 from echelon.launch.allocation.fork_client import ForkClient, allowed_cpus
 from echelon.launch.allocation.slots import Slot, slot_environment
-from echelon.launch.protocol.leftovers import make_scratch
-from echelon.launch.protocol.link import Link, sleep_a_pulse
+from echelon.launch.protocol.link import sleep_a_pulse
 from echelon.launch.protocol.messages import (
     AgentExited,
     EndAgent,
@@ -41,11 +41,13 @@ from echelon.launch.protocol.messages import (
     StartAgent,
 )
 from echelon.launch.protocol.rank_environment import (
+    CONTROLLER,
     NAME,
     NODE,
     PRIVATE,
     TIED,
     node_in_job,
+    parse_candidates,
     receive_key,
 )
 from echelon.run.directory import RunDir
@@ -97,16 +99,14 @@ class Keeper:
             scratch=scratch,
         )
         self._fault: Fault | None = None
-        self._broker = Upstream(
-            key, environ, opened=self._introduce, received=self._obey, lost=self._lose_broker
-        )
+        self._broker = ControllerLink(parse_candidates(environ[CONTROLLER]), key, write_error)
         self._servers: dict[str, ForkClient] = {}
         """Role → what forks its processes: agents are small, zygotes have imported torch."""
         self._agents: dict[int, StartAgent] = {}
         """Agents that have not exited, by the number of their fork."""
         self._forks = 0
         self._done = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def run(self) -> int:
         """Follow orders until told to leave, or until the connection is lost."""
@@ -120,8 +120,8 @@ class Keeper:
                 self._start_servers()
                 command = self._request.node_check
                 self._fault = await self._check.run(gpus=self._gpus, command=command)
-            await self._broker.reach()
-            self._spawn(self._pulse())
+            await self._broker.reach(self)
+            self._tasks.spawn(self._pulse())
             await self._done.wait()
         except OSError as error:
             write_error(f"cannot reach the broker at {self._broker.candidates}: {error}")
@@ -151,7 +151,8 @@ class Keeper:
                 lost=self._lose_server,
             )
 
-    def _introduce(self, _link: Link) -> None:
+    def controller_accepted(self, own_address: str) -> None:  # noqa: ARG002  it is the broker's to know
+        """Greet the broker."""
         self._broker.say(
             Hello(
                 node=self._node,
@@ -168,7 +169,8 @@ class Keeper:
 
     # --- the broker's orders --------------------------------------------------------------------
 
-    def _obey(self, message: Message) -> None:
+    def controller_ordered(self, message: Message) -> None:
+        """Follow an order."""
         match message:
             case StartAgent():
                 self._start(message)
@@ -209,8 +211,8 @@ class Keeper:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _lose_broker(self, reason: str) -> None:
-        write_error(f"connection to the broker lost: {reason}")
+    def controller_lost(self) -> None:
+        """Leave, with all agents."""
         self._done.set()
 
     def _lose_server(self) -> None:
@@ -221,11 +223,6 @@ class Keeper:
     async def _pulse(self) -> None:
         while True:
             self._broker.beat(Pulse(), await sleep_a_pulse())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _reap(self) -> None:
         for pid, status in collect_children() or ():

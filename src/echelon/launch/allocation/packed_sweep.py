@@ -24,7 +24,6 @@ from echelon.launch.controller.entrypoint import Entered, enter_attempt
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
 from echelon.run.attempts import Outcome, attempts, outcome
 from echelon.run.directory import RunDir
 from echelon.run.history import read_history
@@ -197,7 +196,7 @@ def build_broker(
     record = NodeRecord(
         record_path(cluster_name(environ), environ), run.run_id, keep_s=request.forgive_after_s
     )
-    pool = AgentPool(starter, HangWatch(0), journal.note, journal.report)
+    pool = AgentPool(starter, journal.note, journal.report)
     recovery = AgentRecovery(
         pool,
         starter,

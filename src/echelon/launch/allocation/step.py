@@ -13,6 +13,7 @@ from echelon.launch.allocation.fork_client import ForkClient
 from echelon.launch.allocation.keeper import step_key
 from echelon.launch.allocation.slots import Slot, job_environment
 from echelon.launch.backends.step import HOSTS, REACHED
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
     AgentExited,
@@ -26,7 +27,6 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
-from echelon.launch.protocol.stop import Stop
 from echelon.run.directory import RunDir
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from echelon.core.frozen import frozen
 from echelon.core.shell import signal_group
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import Pace
-from echelon.launch.protocol.stop import Stop
 from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal

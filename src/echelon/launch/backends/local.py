@@ -16,8 +16,8 @@ from echelon.launch.backends.base import (
     StartedProcess,
     View,
 )
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.rank_environment import NODE, render_key
-from echelon.launch.protocol.stop import Stop
 
 
 def local_backend(shell: Shell, attempt: AttemptContext | None = None) -> Backend:

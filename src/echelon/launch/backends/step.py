@@ -29,6 +29,7 @@ from echelon.launch.backends.base import (
     Started,
     View,
 )
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
     AgentExited,
@@ -42,7 +43,6 @@ from echelon.launch.protocol.messages import (
     encode,
 )
 from echelon.launch.protocol.rank_environment import NODE, STEP, receive_key
-from echelon.launch.protocol.stop import Stop
 from echelon.run.attempts import STOPPING
 
 _STOP = tuple(field.name for field in fields(StopStep))

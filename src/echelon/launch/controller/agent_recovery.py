@@ -6,6 +6,7 @@ node that the cluster has removed from the job has left for good, and its slots 
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -16,6 +17,7 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.run.events import NodeDeparted
 from echelon.run.journal import Journal
 
+_log = logging.getLogger(__name__)
 PAUSES_S = (0.0, 5.0, 15.0, 30.0)
 """Pauses before each try; the last one repeats."""
 GLANCE_S = 2.0
@@ -130,6 +132,7 @@ class AgentRecovery:
 
     async def _call(self, node: int) -> None:
         """Try once, unless the cluster reports meanwhile that the node is dead."""
+        _log.info("starting the agent of node %d again", node)
         coming = asyncio.get_running_loop().create_task(self._pool.restart(node))
         deadline_s = time.monotonic() + self._try_s
         try:

@@ -6,6 +6,7 @@ if that makes sense, write a verdict and an outcome.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_from
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
 from echelon.launch.controller.failures import decide_retry, too_few_nodes
 from echelon.launch.controller.finalize import Conclusion, as_failure
@@ -27,7 +29,6 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.rank_environment import job_in
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run import events
 from echelon.run.attempts import is_superseded
 from echelon.run.history import History, has_written, newest_checkpoint
@@ -36,6 +37,7 @@ from echelon.run.node_record import NodeRecord
 from echelon.run.verdict import Failure, Verdict, judge, render
 from echelon.spec.job_spec import JobSpec
 
+_log = logging.getLogger(__name__)
 _FENCE_S = 5.0
 """How often we check whether another attempt has started."""
 _LOOK_S = 10.0
@@ -266,6 +268,7 @@ class Controller:
                 await self._membership.await_missing()
                 why_not = self._decide_retry(verdict.failure, nodes=len(self._pool.agents))
             if why_not:
+                _log.info("no further generation: %s", why_not)
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
             number += 1
             self._failures.append(verdict.failure)

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import platform
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -12,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from echelon import _version
 from echelon.core.atomic_file import write_atomic
 from echelon.core.frozen import frozen
 from echelon.core.proc import die_with
@@ -31,9 +34,8 @@ from echelon.launch.controller.rendezvous import Rendezvous
 from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import Objection, find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.program import Program, find_program
-from echelon.launch.protocol.program_text import PACKAGE, read_imports
+from echelon.launch.program import Program, find_program
+from echelon.launch.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import (
     ENVIRON,
     HERE,
@@ -53,6 +55,7 @@ from echelon.run.attempts import (
     record_own_job,
 )
 from echelon.run.code import find_copy, verify_code
+from echelon.run.debug_log import DebugLog
 from echelon.run.directory import RunDir
 from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal, write_error
@@ -60,6 +63,8 @@ from echelon.run.node_record import NodeRecord, cluster_name, record_path
 from echelon.run.request import read_code, read_spec
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import RESTARTS, JobSpec
+
+_log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
@@ -114,7 +119,16 @@ class Entered:
             backend = choose_backend(LocalShell(), self.environ, self.context)
             return await build(backend).run()
 
-        exit_code = asyncio.run(run())
+        run_dir, number = self.context.run, self.context.number
+        log = run_dir.debug_logs(number) / "controller.log"
+        with DebugLog(log, self.context.request.log_level):
+            _log.info(
+                "attempt %d of %s: Slurm job %s, pid %d on %s, Echelon %s, Python %s",
+                *(number, run_dir.run_id, job_in(self.environ) or "none"),
+                *(os.getpid(), os.uname().nodename),
+                *(_version.__version__, platform.python_version()),
+            )
+            exit_code = asyncio.run(run())
         sending.join(LIMIT_S)
         return exit_code
 
@@ -201,8 +215,7 @@ def build_controller(
     record = NodeRecord(
         record_path(cluster_name(environ), environ), run.run_id, keep_s=request.forgive_after_s
     )
-    watch = HangWatch(request.hang_timeout_s)
-    pool = AgentPool(starter, watch, journal.note, journal.report, key=backend.key)
+    pool = AgentPool(starter, journal.note, journal.report, key=backend.key)
     slots = Slots(request, starter, pool)
     recovery = AgentRecovery(
         pool,
@@ -228,7 +241,6 @@ def build_controller(
         request=request,
         journal=journal,
         pool=pool,
-        watch=watch,
         meeting=MeetingWatch(program, imports),
         explain=conclusion.explain,
         recover=membership.look_about,

@@ -62,12 +62,12 @@ def from_lost_zygote(lost: ZygoteLost, *, node: str) -> Failure:
     )
 
 
-def from_lost_agent(lost: Lost, *, node: str, generation: int = 0) -> Failure:
+def from_lost_agent(lost: Lost, *, generation: int = 0) -> Failure:
     """Return the failure of a node whose agent was lost, or which was excluded."""
     failure = Failure(
         cause="lost node",
         message=f"its agent was lost: {lost.reason}",
-        node=node,
+        node=lost.agent.name,
         generation=generation,
     )
     return (

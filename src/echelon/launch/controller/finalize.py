@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from echelon.launch.backends.base import NODE_CAUSES, RESUMABLE_EXIT, SUPERSEDED, Backend
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller.notify import Notifier
 from echelon.launch.controller.standby import PLANNED, RESUMABLE, decide_hand_over
-from echelon.launch.protocol.stop import Stop
 from echelon.run.attempts import Outcome, is_left_behind
 from echelon.run.events import NotifyCommandRun, RestartDecided
 from echelon.run.history import History

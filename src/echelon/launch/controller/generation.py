@@ -4,6 +4,7 @@ It ends by itself when all ranks have succeeded. At the first failure, or if the
 the ranks that are left are ended here.
 """
 
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller.failures import (
     from_exit,
     from_hang,
@@ -19,6 +21,8 @@ from echelon.launch.controller.failures import (
     from_lost_zygote,
     from_standstill,
 )
+from echelon.launch.controller.generation_times import GenerationTimes
+from echelon.launch.controller.hang_watch import HangWatch
 from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.placement import place_ranks
 from echelon.launch.controller.rendezvous import Endpoint, Rendezvous
@@ -31,8 +35,8 @@ from echelon.launch.controller.stopping import (
 )
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.collective_cause import find_cause
-from echelon.launch.pool.controller_events import AgentHandle, Entry, Lost
-from echelon.launch.pool.hang import Hang, HangWatch, place_of, script_frames
+from echelon.launch.pool.controller_events import AgentHandle, Lost, PoolEvent, Received
+from echelon.launch.pool.hang import Hang, place_of, script_frames
 from echelon.launch.protocol.collective_trace import decode_trace
 from echelon.launch.protocol.messages import (
     Commit,
@@ -40,8 +44,10 @@ from echelon.launch.protocol.messages import (
     End,
     Ended,
     Hello,
+    Message,
     Place,
     Propose,
+    Pulse,
     RankExited,
     RankStarted,
     ReadTraces,
@@ -50,8 +56,6 @@ from echelon.launch.protocol.messages import (
     ZygoteLost,
 )
 from echelon.launch.protocol.messages import Stacks as StacksOfNode
-from echelon.launch.protocol.stop import Stop
-from echelon.launch.protocol.time_accounting import Spending
 from echelon.run import events
 from echelon.run.history import newest_checkpoint
 from echelon.run.journal import Journal
@@ -59,6 +63,7 @@ from echelon.run.saved import tell_last
 from echelon.run.verdict import Failure, is_victim, judge, render
 from echelon.spec.job_spec import JobSpec
 
+_log = logging.getLogger(__name__)
 M = TypeVar("M", Traces, StacksOfNode)
 
 CONFESS_S = 2.0
@@ -93,7 +98,6 @@ class Generation:
         request: JobSpec,
         journal: Journal,
         pool: AgentPool,
-        watch: HangWatch,
         meeting: MeetingWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
         recover: Callable[[], None],
@@ -119,11 +123,12 @@ class Generation:
         self._consensus: StopConsensus | None = None
         """The consensus to make room, once there is one."""
         self._request, self._journal = request, journal
-        self._pool, self._watch, self._explain = pool, watch, explain
+        self._pool, self._explain = pool, explain
+        self._watch = HangWatch(number, request.hang_timeout_s)
         self._meeting, self._listened = meeting, listened
         self._recover = recover
         """Restarts missing agents."""
-        self._spending = Spending()
+        self._times = GenerationTimes()
         self._last_step = -1
         """Newest step of the ranks that have exited."""
 
@@ -133,7 +138,7 @@ class Generation:
         Raises:
             RendezvousError, StopError: see `Rendezvous.find`.
         """
-        self._watch.begin(self.number)
+        self._begin_watch()
         return await rendezvous.find(self.agents, self.number, self._report_hang)
 
     async def run(self, endpoint: Endpoint, ranks_of: Callable[[AgentHandle], int]) -> None:
@@ -151,7 +156,7 @@ class Generation:
             stop = await why.settle(self.stop)
             self.stop = replace(stop, message=f"{stop.message}{self._halted}")
         again = (self.made_room or bool(self.failures)) and not self.stop
-        spent = self._spending.record(time.monotonic(), again=again)
+        spent = self._times.record(time.monotonic(), again=again)
         self._journal.note(events.GenerationEnded(generation=self.number, **spent))
 
     def _start(self, endpoint: Endpoint, counts: Sequence[int]) -> None:
@@ -166,24 +171,28 @@ class Generation:
             ranks = range(order.first_rank, order.first_rank + order.count)
             self._ranks |= dict.fromkeys(ranks, agent)
             agent.link.say(order)
+        _log.info(
+            "generation %d: ordered %d nodes to start %d ranks, which meet at %s:%d",
+            *(self.number, len(orders), sum(counts), endpoint.address, endpoint.port),
+        )
         self._journal.note(
             events.GenerationStarted(
                 generation=self.number, world_size=sum(counts), nodes=len(self.agents)
             )
         )
         self._world_size = sum(counts)
-        self._watch.begin(self.number)
+        self._begin_watch()
         self._meeting.begin(sum(counts), served=endpoint.served)
-        self._spending.begin(self._ranks, time.monotonic())
+        self._times.begin(self._ranks, time.monotonic())
         self._see_newcomers()
 
     async def _watch_ranks(self) -> None:
         """Wait until all ranks have succeeded, for the first failure, or for a stop."""
         until_s = math.inf
         while self._ranks and not self.stop:
-            entry = await self._pool.next(min(until_s, self._ask_s, self._meeting.due_s))
-            if entry:
-                await self._notice(entry)
+            event = await self._pool.next(min(until_s, self._ask_s, self._meeting.due_s))
+            if event:
+                await self._notice(event)
             elif self._meeting.due_s <= time.monotonic():
                 self._tell_apart()
             elif until_s <= time.monotonic():
@@ -209,38 +218,49 @@ class Generation:
         here = any(agent not in self.agents for agent in self._pool.agents.values())
         self._ask_s = time.monotonic() + after_s if here else math.inf
 
-    async def _notice(self, entry: Entry) -> None:
-        match entry:
-            case (AgentHandle(), RankStarted() as rank):
+    async def _notice(self, event: PoolEvent) -> None:
+        match event:
+            case Received(agent=agent, message=message):
+                self._receive(agent, message)
+            case Lost(agent=agent) as lost if agent in self.agents:
+                self._lose(lost)
+            case Lost():
+                self._restart_agents()
+            case Stop() as stop:
+                self.stop = stop
+            case Hang(generation=self.number) as hang:
+                await self._be_hung(hang)
+
+    def _receive(self, agent: AgentHandle, message: Message) -> None:
+        match message:
+            case RankStarted() as rank:
                 self._journal.note(
                     events.RankStarted(
                         rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
                     )
                 )
-            case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
+            case RankExited(generation=self.number) as gone:
                 self._take_exit(agent, gone)
-            case (AgentHandle() as agent, Ended() as ended) if ended.generation == self.number:
+            case Ended(generation=self.number):
                 # Ranks that it did not report were not started yet, because storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
-            case (AgentHandle(), StoreUsed() as used) if used.generation == self.number:
+            case StoreUsed(generation=self.number):
                 self._tell_met()
-            case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
+            case ZygoteLost(generation=self.number) as lost:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
-            case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
-                self._lose(agent, lost)
-            case (AgentHandle(), Hello() | Lost()):
-                self._recover()
-                self._see_newcomers()
-            case (_, Stop() as stop):
-                self.stop = stop
-            case (_, Hang() as hang) if hang.generation == self.number:
-                await self._be_hung(hang)
+            case Hello():
+                self._restart_agents()
+
+    def _restart_agents(self) -> None:
+        """Restart missing agents, also of nodes without ranks, and plan to use new ones."""
+        self._recover()
+        self._see_newcomers()
 
     def _take_exit(self, agent: AgentHandle, gone: RankExited) -> None:
         self._ranks.pop(gone.rank, None)
         self._last_step = max(self._last_step, gone.step)
         agent.note_saved(gone.saved)
-        self._spending.leave(gone, time.monotonic())
+        self._times.leave(gone, time.monotonic())
         self._watch.forget(gone.rank)
         self._journal.note(
             events.RankExited(
@@ -255,14 +275,13 @@ class Generation:
             log = self._log(gone.rank)
             self.failures.append(from_exit(gone, node=agent.name, log=log))
 
-    def _lose(self, agent: AgentHandle, lost: Lost) -> None:
-        ranks = [rank for rank, owner in self._ranks.items() if owner is agent]
+    def _lose(self, lost: Lost) -> None:
+        ranks = [rank for rank, owner in self._ranks.items() if owner is lost.agent]
         for rank in ranks:
             del self._ranks[rank]
-            self._spending.lose(rank, time.monotonic())
+            self._times.lose(rank, time.monotonic())
         if ranks:
-            failure = from_lost_agent(lost, node=agent.name, generation=self.number)
-            self.failures.append(failure)
+            self.failures.append(from_lost_agent(lost, generation=self.number))
 
     def _log(self, rank: int) -> Path:
         """Return the path of a rank's log, relative to the run directory."""
@@ -284,10 +303,10 @@ class Generation:
         consensus = self._begin_consensus()
         until_s = time.monotonic() + AGREE_S + 2 * max(agent.way_s for agent in self.agents)
         while self._ranks and not self.failures and not self.stop:
-            match entry := await self._pool.next(until_s):
+            match event := await self._pool.next(until_s):
                 case None:
                     break
-                case (AgentHandle() as agent, Place() as place):
+                case Received(agent=agent, message=Place() as place):
                     order = consensus.hear(agent.node, place)
                     self._tell_all(order)
                     if isinstance(order, Commit):
@@ -298,7 +317,7 @@ class Generation:
                     elif consensus.deaf:
                         break
                 case _:
-                    await self._notice(entry)
+                    await self._notice(event)
         if self.stop or self.failures:
             return  # that is more urgent, and handled elsewhere
         if not consensus.committed:
@@ -331,19 +350,19 @@ class Generation:
         consensus = self._consensus or self._begin_consensus()
         until_s, again_s = time.monotonic() + (SAVE_S if consensus.committed else AGREE_S), math.inf
         while self._ranks:
-            match entry := await self._pool.next(min(self._before(until_s), again_s)):
+            match event := await self._pool.next(min(self._before(until_s), again_s)):
                 case None if again_s <= time.monotonic() < self._before(until_s):
                     consensus, again_s = self._begin_consensus(), math.inf
                 case None:
                     return
-                case (AgentHandle() as agent, Lost()) if agent in self.agents:
+                case Lost(agent=agent) if agent in self.agents:
                     return
-                case (AgentHandle() as agent, Place() as place):
+                case Received(agent=agent, message=Place() as place):
                     until_s = self._hear(consensus, agent, place, until_s)
                     if consensus.deaf:
                         again_s = min(again_s, time.monotonic() + AGAIN_S)
-                case (_, Stop() | RankExited() | Ended()):
-                    await self._notice(entry)
+                case Stop() | Received(message=RankExited() | Ended()):
+                    await self._notice(event)
             if self.stop and self.stop.at_once:
                 return
         if not self.failures:
@@ -392,6 +411,8 @@ class Generation:
         return until_s if self.stop.deadline_s is None else self.stop.deadline_s
 
     def _tell_all(self, order: Propose | Commit | None) -> None:
+        if order:
+            _log.info("ordered all nodes: %s", order)
         for agent in self.agents:
             if order and self._pool.has(agent):
                 agent.link.say(order)
@@ -411,14 +432,13 @@ class Generation:
                     for node in left & self._pool.agents.keys():
                         self._pool.agents[node].link.drop("it did not end its ranks")
                     return
-                case (AgentHandle() as agent, Ended(generation=self.number) | Lost()):
+                case Received(agent=agent, message=Ended(generation=self.number)):
                     left.discard(agent.node)
-                case (AgentHandle() as agent, RankExited() as gone):
-                    agent.note_saved(gone.saved)
-                    if gone.generation == self.number:
-                        self._spending.leave(gone, time.monotonic())
-                    self._notice_late(agent, gone)
-                case (_, Stop() as stop):
+                case Lost(agent=agent):
+                    left.discard(agent.node)
+                case Received(agent=agent, message=RankExited() as gone):
+                    self._take_late_exit(agent, gone)
+                case Stop() as stop:
                     self.stop = stop
                     if stop.at_once:
                         self._tell(left, End(generation=self.number))
@@ -436,11 +456,15 @@ class Generation:
         )
 
     def _tell(self, nodes: set[int], order: End) -> None:
+        _log.info("ordered %d nodes: %s", len(nodes), order)
         for node in nodes & self._pool.agents.keys():
             self._pool.agents[node].link.say(order)
 
-    def _notice_late(self, agent: AgentHandle, gone: RankExited) -> None:
-        """Add the failures of ranks that exited after the first, or that we ended."""
+    def _take_late_exit(self, agent: AgentHandle, gone: RankExited) -> None:
+        """Take the exit of a rank after the first failure, or of one that we ended."""
+        agent.note_saved(gone.saved)
+        if gone.generation == self.number:
+            self._times.leave(gone, time.monotonic())
         if not (gone.code or gone.signal) or self.stop:
             return
         if gone.rank not in {known.rank for known in self.failures}:
@@ -448,6 +472,15 @@ class Generation:
             self.failures.append(from_late_exit(gone, node=agent.name, log=log))
 
     # --- hangs ----------------------------------------------------------------------------------
+
+    def _begin_watch(self) -> None:
+        """Watch for hangs: of the first zygote, before there are ranks, then of these."""
+        self._watch.begin()
+        self._pool.on_pulse = self._take_pulse
+
+    def _take_pulse(self, pulse: Pulse) -> None:
+        if hang := self._watch.take(pulse, time.monotonic()):
+            self._pool.post(hang)
 
     async def _be_hung(self, hang: Hang) -> None:
         """Find the cause, and record the stacks of all ranks; what follows is up to the user."""
@@ -499,15 +532,15 @@ class Generation:
             self._pool.agents[node].link.say(order)
         answers: list[M] = []
         while left and not self.stop:
-            entry = await self._pool.next()
-            match entry:
-                case (AgentHandle() as agent, what) if isinstance(what, kind):
-                    if what.generation == self.number:
-                        answers.append(what)
+            event = await self._pool.next()
+            assert event is not None, "there is no deadline"
+            match event:
+                case Received(agent=agent, message=answer) if isinstance(answer, kind):
+                    if answer.generation == self.number:
+                        answers.append(answer)
                         left.discard(agent.node)
-                case (AgentHandle() as agent, Lost()):
+                    continue
+                case Lost(agent=agent):
                     left.discard(agent.node)
-                    await self._notice(entry)
-                case (_, _):
-                    await self._notice(entry)
+            await self._notice(event)
         return answers

@@ -8,9 +8,9 @@ nothing is said.
 import math
 import time
 
+from echelon.launch.program import Program
+from echelon.launch.program_text import find_own_endpoint, trains
 from echelon.launch.protocol.messages import MEET_S
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import find_own_endpoint, trains
 
 
 class MeetingWatch:

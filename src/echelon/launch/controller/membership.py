@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 
 from echelon.launch.agent.node_check import check_limit_s, judge_checks
 from echelon.launch.backends.base import Outlook, Started, Starter
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.staging import Staging
 from echelon.launch.pool.agent_launcher import could_not_start, find_killed, read_reason
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
+from echelon.launch.pool.controller_events import Lost, StarterExited
 from echelon.launch.protocol.messages import Hello
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesAwaited
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure
@@ -94,7 +94,7 @@ class Membership:
                     await self._staging.settle()
                     self._leave_out_unfit()
                     return
-                case (_, Stop() as stop):
+                case Stop() as stop:
                     raise StopError(stop)
 
     def look_about(self) -> None:
@@ -126,13 +126,13 @@ class Membership:
                         await self._recovery.find_departed(missing)
                         late_s = time.monotonic() + LATE_S
                     awaited -= self._heed(outlook, awaited)
-                case (_, Stop() as stop):
+                case Stop() as stop:
                     raise StopError(stop)
-                case (_, Gone(started, killed=True)) if len(started.nodes) == 1:
+                case StarterExited(started=started, killed=True) if len(started.nodes) == 1:
                     self._recovery.begin(started.nodes)
-                case (_, Gone(started)) if not self._start_singly(started):
+                case StarterExited(started=started) if not self._start_singly(started):
                     awaited -= started.nodes
-                case (AgentHandle() as agent, Lost()):  # nothing else would restart it
+                case Lost(agent=agent):  # nothing else would restart it
                     self._recovery.begin([agent.node])
 
     def _restart_killed(self, missing: Collection[int]) -> None:

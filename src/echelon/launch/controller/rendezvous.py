@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from echelon.core import addresses
 from echelon.core.frozen import frozen
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.failures import from_lost_agent
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import AgentHandle, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Lost, Received
 from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.messages import Message, Open, Opened, Probe, Reached
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.verdict import Failure
 
 
@@ -66,17 +66,15 @@ async def collect(
     failure: Failure | None = None
     left = {agent.node for agent in asked}
     while left:
-        entry = await pool.next()
-        assert entry is not None, "there is no deadline"
-        match entry:
-            case (AgentHandle() as agent, Lost() as lost) if agent in needed:
-                raise RendezvousError(failure or from_lost_agent(lost, node=agent.name))
-            case (_, Hang() as hang) if hang.generation == generation:
+        match await pool.next():
+            case Lost(agent=agent) as lost if agent in needed:
+                raise RendezvousError(failure or from_lost_agent(lost))
+            case Hang(generation=which) as hang if which == generation:
                 if failure := hung(hang):
                     asked[0].link.drop(hang.message)  # its successor starts another zygote
-            case (_, Stop() as stop):
+            case Stop() as stop:
                 raise StopError(stop)
-            case (AgentHandle() as agent, what) if isinstance(what, kind):
+            case Received(agent=agent, message=what) if isinstance(what, kind):
                 if getattr(what, "generation", generation) == generation:
                     answers[agent.node] = what
                     left.discard(agent.node)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 
 from echelon.core.units import counted
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import AgentHandle, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Lost, Received
 from echelon.launch.protocol.messages import Stage, Staged
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesStaged
 from echelon.run.journal import Journal
 
@@ -99,11 +99,11 @@ class _Round:
         self._plan()
         while self._waiting:
             match await self._pool.next():
-                case (AgentHandle() as agent, Staged() as staged):
+                case Received(agent=agent, message=Staged() as staged):
                     self._take(agent, staged)
-                case (AgentHandle() as agent, Lost() as lost):
-                    self._drop(agent, lost.reason)
-                case (_, Stop() as stop):
+                case Lost(agent=agent, reason=reason):
+                    self._drop(agent, reason)
+                case Stop() as stop:
                     raise StopError(stop)
         self._tell(time.monotonic() - began_s)
 

@@ -9,8 +9,8 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import Commit, End, Pace, Place, Propose
-from echelon.launch.protocol.stop import Stop
 from echelon.spec.job_spec import JobSpec
 
 WITHDRAWN = -1

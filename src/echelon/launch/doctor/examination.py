@@ -35,7 +35,6 @@ from echelon.launch.doctor.results import (
     read_torch,
 )
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Hello
 from echelon.world import SHARE_GPU
 
@@ -67,7 +66,7 @@ class Examination:
     ) -> None:
         self._environ = environ
         self._paths, self._short, self._tell = paths, short, tell
-        self._pool = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
+        self._pool = AgentPool(starter, lambda *_, **__: None, tell)
         self._probes = ProbeClient(self._pool)
         self._first_look = FirstLook(
             probes=self._probes,

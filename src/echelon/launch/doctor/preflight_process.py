@@ -16,10 +16,10 @@ from pathlib import Path
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.launch.backends.choosing import choose_backend
+from echelon.launch.backends.stop import StopError
 from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.findings import judge
 from echelon.launch.doctor.first_look import DoctorPaths
-from echelon.launch.protocol.stop import StopError
 from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 from echelon.run.journal import write_error

@@ -12,11 +12,11 @@ from typing import Any
 
 from echelon.core.frozen import frozen
 from echelon.errors import EchelonError
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.pool.agent_launcher import read_reason
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
+from echelon.launch.pool.controller_events import Lost, PoolEvent, Received, StarterExited
 from echelon.launch.protocol.messages import Answer, Ask
-from echelon.launch.protocol.stop import Stop, StopError
 
 _AT_ONCE = 64
 """Number of probes that are restarted in parallel."""
@@ -62,13 +62,13 @@ class ProbeClient:
         """Wait until the probes of these nodes have connected; add the missing ones to `lost`."""
         deadline_s = time.monotonic() + limit_s
         while missing := set(nodes) - self._pool.agents.keys() - self.lost.keys():
-            entry = await self._pool.next(deadline_s)
-            if entry is None:
+            event = await self._pool.next(deadline_s)
+            if event is None:
                 why = " ".join(read_reason(started.log) for started in self._pool.started)
                 told = why.strip() or f"it did not connect within {limit_s:g} s"
                 self.lost |= dict.fromkeys(missing, told)
                 return
-            self._take_in(entry)
+            self._take_in(event)
 
     async def call_again(self, nodes: Sequence[int], *, limit_s: float) -> None:
         """Start missing probes once more; those that still do not connect stay in `lost`."""
@@ -99,26 +99,26 @@ class ProbeClient:
                 self._pool.agents[node].link.say(question)
         deadline_s = time.monotonic() + limit_s
         while missing := questions.keys() - said.keys() - self.lost.keys():
-            entry = await self._pool.next(deadline_s)
-            if entry is None:
+            event = await self._pool.next(deadline_s)
+            if event is None:
                 late = ProbeAnswer(error=f"no answer within {limit_s:g} s")
                 said |= dict.fromkeys(missing, late)
                 break
-            match self._take_in(entry):
-                case (AgentHandle() as agent, Answer(number=self._number) as answer):
+            match self._take_in(event):
+                case Received(agent=agent, message=Answer(number=self._number) as answer):
                     said[agent.node] = ProbeAnswer(
                         found=answer.found, error=answer.error, at_s=time.time()
                     )
         gone = {node: ProbeAnswer(error=self.lost[node]) for node in questions if node in self.lost}
         return {**said, **gone}
 
-    def _take_in(self, entry: Any) -> Any:
-        match entry:
-            case (_, Stop() as stop):
+    def _take_in(self, event: PoolEvent | None) -> PoolEvent | None:
+        match event:
+            case Stop() as stop:
                 raise StopError(stop)
-            case (AgentHandle() as agent, Lost(reason=reason)):
+            case Lost(agent=agent, reason=reason):
                 self.lost[agent.node] = reason
-            case (_, Gone(started=started)):
+            case StarterExited(started=started):
                 for node in started.nodes - self._pool.agents.keys() - self.lost.keys():
                     self.lost[node] = read_reason(started.log) or "it ended without output"
-        return entry
+        return event

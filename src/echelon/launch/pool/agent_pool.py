@@ -1,11 +1,12 @@
 """The agents of an attempt, as their controller sees them: which are connected, what happened.
 
-Everything that happens (a message, a lost agent, a signal, a hang) becomes an entry of one queue,
+Everything that happens (a message, a lost agent, a signal, a hang) becomes an event in one queue,
 so that the controller handles one at a time and reads from top to bottom.
 """
 
 import asyncio
 import contextlib
+import logging
 import math
 import resource
 import signal
@@ -15,10 +16,18 @@ from functools import partial
 from pathlib import Path
 
 from echelon.launch.backends.base import AgentCommand, Started, Starter
+from echelon.launch.backends.stop import Stop
 from echelon.launch.pool.agent_launcher import AgentLauncher
 from echelon.launch.pool.agent_server import AgentServer
-from echelon.launch.pool.controller_events import AgentHandle, Entry, Gone, Lost
-from echelon.launch.pool.hang import HangWatch
+from echelon.launch.pool.controller_events import (
+    AgentHandle,
+    Lost,
+    PoolEvent,
+    Received,
+    StarterExited,
+    Woken,
+)
+from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.link import PULSE_S, SILENCE_S, sleep_a_pulse
 from echelon.launch.protocol.messages import (
     Hello,
@@ -30,11 +39,11 @@ from echelon.launch.protocol.messages import (
     Signalled,
 )
 from echelon.launch.protocol.rank_environment import CONTROLLER, FILES, REPLACES
-from echelon.launch.protocol.stop import Stop
 from echelon.run import events
 from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE
 
+_log = logging.getLogger(__name__)
 _SIGNALLED: dict[int, str] = {
     signal.SIGINT: "it was interrupted (SIGINT, as by Ctrl-C)",
     signal.SIGHUP: "it was cancelled, or the command that waits for it was ended (SIGHUP)",
@@ -56,7 +65,6 @@ class AgentPool:
     def __init__(
         self,
         starter: Starter,
-        watch: HangWatch,
         note: NoteTaker,
         report: Callable[[str], None],
         *,
@@ -66,7 +74,6 @@ class AgentPool:
 
         Args:
             starter: starts them.
-            watch: detects hangs.
             note: records events.
             report: prints messages for users.
             key: the key that agents have to know; by default a new one.
@@ -77,12 +84,14 @@ class AgentPool:
         """Nodes that are excluded because they failed their check."""
         self.known: dict[int, AgentHandle] = {}
         """By node: the last agent that connected, even if it was lost."""
-        self._starter, self._watch, self._note, self._report = starter, watch, note, report
+        self.on_pulse: Callable[[Pulse], None] | None = None
+        """Called with each heartbeat of an agent: too many to be events in the queue."""
+        self._starter, self._note, self._report = starter, note, report
         self._launcher = AgentLauncher(starter, self._tell_gone)
         self._server = AgentServer(
             starter.nodes, key=key, received=self.hear, lost=self._lose, note=note
         )
-        self._queue: asyncio.Queue[Entry] = asyncio.Queue()
+        self._queue: asyncio.Queue[PoolEvent] = asyncio.Queue()
         self._pulse: asyncio.Task[None] | None = None
         self._furthest = (0, -1)
         """The newest generation, and its newest step."""
@@ -123,6 +132,7 @@ class AgentPool:
         heard = await self._server.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         private = {CONTROLLER: ",".join(heard), FILES: str(few)}
+        _log.info("listening at %s", ", ".join(heard))
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
         own = {**env, **private}
         command = AgentCommand(
@@ -154,39 +164,47 @@ class AgentPool:
         last = self.known.get(node)
         return await self._launcher.call(node, **{REPLACES: str(last.hello.pid)} if last else {})
 
-    async def next(self, deadline_s: float | None = None) -> Entry | None:
-        """Return the next entry; None at the deadline."""
+    async def next(self, deadline_s: float | None = None) -> PoolEvent | None:
+        """Return the next event; None at the deadline."""
         try:
-            agent, what = await self._take(deadline_s)
-            while agent and agent.hello.fault and not isinstance(what, Hello):
-                agent, what = await self._take(deadline_s)  # skip what a rejected agent sends
+            event = await self._take(deadline_s)
+            while _comes_from_rejected(event):
+                event = await self._take(deadline_s)
         except TimeoutError:
             return None
-        match what:
-            case Hello() if agent and what.fault:
-                self.reject(what)
-                agent.link.say(Leave())
-                if self.has(agent):  # it was accepted before it could start a zygote
-                    del self.agents[agent.node]
-                    return agent, Lost(what.fault, excluded=True)
-            case Hello() if agent and what.node in self.agents:
-                agent.link.say(Leave())  # another agent of the node was first
-            case Hello() if agent:
-                self._take_in(agent)
-            case Lost() if agent and self.has(agent):
+        match event:
+            case Received(agent=agent, message=message):
+                return self._receive(event, agent, message)
+            case Lost(agent=agent, reason=reason) if self.has(agent):
                 self._lost.add(agent.node)
                 del self.agents[agent.node]
                 pid = agent.hello.pid
                 self._note(
-                    events.AgentLost(node=agent.node, name=agent.name, pid=pid, reason=what.reason)
+                    events.AgentLost(node=agent.node, name=agent.name, pid=pid, reason=reason)
                 )
-            case Note() | Imported() if agent:
-                self._record(agent, what)
-            case Signalled(signal=signal.SIGTERM) if agent:
+        return event
+
+    def _receive(self, event: Received, agent: AgentHandle, message: Message) -> PoolEvent:
+        """Take note of a message; return what it is to the controller."""
+        match message:
+            case Hello(fault=fault) if fault:
+                self.reject(message)
+                agent.link.say(Leave())
+                if self.has(agent):  # it was accepted before it could start a zygote
+                    del self.agents[agent.node]
+                    return Lost(agent=agent, reason=fault, excluded=True)
+            case Hello(node=node) if node in self.agents:
+                agent.link.say(Leave())  # another agent of the node was first
+            case Hello():
+                self._take_in(agent)
+            case Note() | Imported():
+                self._record(agent, message)
+            case Signalled(signal=signal.SIGTERM):
                 # On preemption, Slurm signals all processes of a job except its batch script.
-                message = f"{agent.name} received SIGTERM"
-                return agent, Stop("preemption", message, 128 + signal.SIGTERM, told=True)
-        return agent, what
+                reason = f"{agent.name} received SIGTERM"
+                _log.info("%s: taken for a preemption", reason)
+                return Stop("preemption", reason, 128 + signal.SIGTERM, told=True)
+        return event
 
     def _record(self, agent: AgentHandle, what: Note | Imported) -> None:
         if isinstance(what, Imported):
@@ -203,8 +221,8 @@ class AgentPool:
         self._launcher.welcome(node)
         self._note(events.AgentJoined(node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus))
 
-    async def _take(self, deadline_s: float | None) -> Entry:
-        if not self._queue.empty():  # no timer for each of thousands of entries
+    async def _take(self, deadline_s: float | None) -> PoolEvent:
+        if not self._queue.empty():  # no timer for each of thousands of events
             return self._queue.get_nowait()
         left_s = None
         if deadline_s is not None and deadline_s < math.inf:
@@ -217,19 +235,21 @@ class AgentPool:
         self.unfit[hello.node] = hello
         self._note(events.NodeRejected(node=hello.node, name=hello.name, reason=hello.fault))
 
-    def post(self, stop: Stop) -> None:
-        """Request a stop of the run."""
-        self._queue.put_nowait((None, stop))
+    def post(self, event: Stop | Hang) -> None:
+        """Request a stop of the run, or report a hang of its ranks."""
+        _log.info("received %s", event)
+        self._queue.put_nowait(event)
 
     def wake(self) -> None:
         """Make `next` return."""
-        self._queue.put_nowait((None, None))
+        self._queue.put_nowait(Woken())
 
     def has(self, agent: AgentHandle) -> bool:
         return self.agents.get(agent.node) is agent
 
     async def leave(self) -> None:
         """Dismiss the agents, and wait for the processes that started them."""
+        _log.info("dismissing %d agents", len(self.agents))
         if self._pulse is not None:
             self._pulse.cancel()
         for agent in self.agents.values():
@@ -249,18 +269,22 @@ class AgentPool:
     def _dismiss_late(self) -> None:
         """Dismiss agents that connect only now: a run may be stopped while they start."""
         while not self._queue.empty():
-            agent, what = self._queue.get_nowait()
-            if agent and isinstance(what, Hello):
-                agent.link.say(Leave())
+            match self._queue.get_nowait():
+                case Received(agent=agent, message=Hello()):
+                    agent.link.say(Leave())
 
-    # --- what becomes an entry ------------------------------------------------------------------
+    # --- what becomes an event ------------------------------------------------------------------
 
     def hear(self, agent: AgentHandle, message: Message) -> None:
         """Handle a message of an agent; the first one is its greeting."""
         if not isinstance(message, Pulse):
-            self._queue.put_nowait((agent, message))
+            _log.debug("%s sent %s", agent.name, message)
+            self._queue.put_nowait(Received(agent=agent, message=message))
             return
-        self._feel(message)
+        for _rank, step, *_ in message.ranks:
+            self._furthest = max(self._furthest, (message.generation, step))
+        if self.on_pulse:
+            self.on_pulse(message)
         agent.pulse = message
         agent.pace = message.pace or agent.pace  # without ranks, keep the last one
         agent.held = any(seen[2] == "D" for seen in message.ranks)
@@ -268,19 +292,7 @@ class AgentPool:
     def _lose(self, agent: AgentHandle, reason: str) -> None:
         if time.monotonic() - self._resumed_s < SILENCE_S:
             reason = f"it disconnected {OUR_PAUSE} for {self._paused_s:.0f} s"
-        self._queue.put_nowait((agent, Lost(reason)))
-
-    def _feel(self, pulse: Pulse) -> None:
-        for rank, step, state, cpu_s in pulse.ranks:
-            self._furthest = max(self._furthest, (pulse.generation, step))
-            self._watch.feel(
-                time.monotonic(),
-                generation=pulse.generation,
-                rank=rank,
-                step=step,
-                state=state,
-                cpu_s=cpu_s,
-            )
+        self._queue.put_nowait(Lost(agent=agent, reason=reason))
 
     async def _keep_pulse(self) -> None:
         interval_s, stepping = ALIVE_S, -1
@@ -304,8 +316,6 @@ class AgentPool:
                     agent.link.say(Pulse())
                 if now_s - agent.link.heard_s > agent.link.silence_s:
                     agent.link.drop(f"no message for {agent.link.silence_s:g} s")
-            if hang := self._watch.judge(now_s):
-                self._queue.put_nowait((None, hang))
 
     def _sum_spent(self, generation: int) -> dict[str, float]:
         """Return how all ranks have spent their time so far: phase → seconds."""
@@ -319,7 +329,7 @@ class AgentPool:
         """End the run if the heartbeat task fails: agents would exit, and could not say why."""
         if not pulse.cancelled() and (error := pulse.exception()):
             message = f"internal error in the agent pool: {type(error).__name__}: {error}"
-            self._queue.put_nowait((None, Stop("start", message, 70, at_once=True)))
+            self.post(Stop("start", message, 70, at_once=True))
 
     def _resume(self, now_s: float, paused_s: float) -> None:
         """Do not count the time during which we were suspended as silence of agents."""
@@ -329,7 +339,9 @@ class AgentPool:
             agent.link.heard_s = now_s
 
     def _tell_gone(self, started: Started, killed: bool) -> None:
-        self._queue.put_nowait((None, Gone(started, killed)))
+        how = ", killed by a signal" if killed else ""
+        _log.info("what started the agents of %s has exited%s", sorted(started.nodes), how)
+        self._queue.put_nowait(StarterExited(started=started, killed=killed))
 
     def _be_signalled(self, number: int) -> None:
         self._signals += 1
@@ -339,7 +351,17 @@ class AgentPool:
         # What Ctrl-C does in a terminal: `except KeyboardInterrupt` works as it does there.
         ask = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self.signalled = Stop("cancelled", message, 128 + number, at_once, ask=ask)
-        self._queue.put_nowait((None, self.signalled))
+        self.post(self.signalled)
+
+
+def _comes_from_rejected(event: PoolEvent) -> bool:
+    """Tell whether a rejected agent has sent something after its greeting, or was lost."""
+    match event:
+        case Received(message=Hello()):
+            return False
+        case Received(agent=agent) | Lost(agent=agent):
+            return bool(agent.hello.fault)
+    return False
 
 
 def _allow_many_files() -> None:

@@ -1,11 +1,13 @@
-"""Entries of the agent pool's queue: what happened in an attempt, and which agent reported it."""
+"""What happens in an attempt, one event at a time: the types of the agent pool's queue."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.launch.backends.base import Started
+from echelon.launch.backends.stop import Stop
+from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.link import Link
-from echelon.launch.protocol.messages import Hello, Pace, Pulse
+from echelon.launch.protocol.messages import Hello, Message, Pace, Pulse
 
 
 @dataclass(slots=True)
@@ -49,16 +51,25 @@ class AgentHandle:
         return self.pace.way_us >= 0 > self.pace.saved_low
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class Received:
+    """An agent has sent a message other than a heartbeat; the first one is its greeting."""
+
+    agent: AgentHandle
+    message: Message
+
+
+@frozen
 class Lost:
     """The connection to an agent was lost, or its node was excluded."""
 
+    agent: AgentHandle
     reason: str
     excluded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+@frozen
+class StarterExited:
     """A process that starts agents has exited."""
 
     started: Started
@@ -66,5 +77,9 @@ class Gone:
     """Whether by a signal."""
 
 
-Entry = tuple[AgentHandle | None, Any]
-"""The agent that reported it, if one did, and what happened."""
+@frozen
+class Woken:
+    """Something else has changed, which the controller's loops are to look at."""
+
+
+PoolEvent = Received | Lost | StarterExited | Stop | Hang | Woken

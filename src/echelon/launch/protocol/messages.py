@@ -118,7 +118,7 @@ class RankExited(Message):
     out_of_memory: bool = False
     """Whether the kernel's OOM killer was just active on this node."""
     spent: dict[str, int] = field(default_factory=dict)
-    """How it spent its time: numbers from its shared memory, see `time_accounting.py`."""
+    """How it spent its time: numbers from its shared memory, see `run/rank_time.py`."""
 
 
 @frozen

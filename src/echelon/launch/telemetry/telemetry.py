@@ -12,8 +12,8 @@ from dataclasses import field
 from pathlib import Path
 
 from echelon.core.frozen import frozen
-from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, TELEMETRY_NOTES
 from echelon.launch.protocol.rank_shm import RankShm
+from echelon.launch.protocol.scratch_files import CONTROLLER_CLOCK, TELEMETRY_NOTES
 from echelon.launch.telemetry.gpu_stats import Gpu, Gpus, find_nvml
 from echelon.launch.telemetry.node_stats import (
     Burned,

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from echelon.core.frozen import frozen
-from echelon.launch.protocol.program_text import PACKAGE
+from echelon.launch.program_text import PACKAGE
 from echelon.launch.zygote.rank import hide_launcher, lead_path
 
 

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import echelon
 from echelon.core.records import parse_json, read_bytes
 from echelon.launch.archive import find_archive
-from echelon.launch.protocol.program import Program
+from echelon.launch.program import Program
 from echelon.run.background_writer import persist
 
 DUMP = signal.SIGRTMIN + 7

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from echelon.core.proc import die_with
-from echelon.launch.protocol.leftovers import Groups, end_group, list_groups, remove_files
+from echelon.launch.program import Program
+from echelon.launch.program_text import (
+    OPTIMIZING,
+    PACKAGE,
+    foresee_modules,
+    may_import_torch,
+    may_optimize,
+    read_words,
+)
 from echelon.launch.protocol.messages import (
     MEET_S,
     ZYGOTE_PACKET,
@@ -39,17 +47,9 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import (
-    OPTIMIZING,
-    PACKAGE,
-    foresee_modules,
-    may_import_torch,
-    may_optimize,
-    read_words,
-)
 from echelon.launch.stage.mount import mount_copy
 from echelon.launch.zygote.collective_trace import offer_trace
+from echelon.launch.zygote.leftovers import Groups, end_group, list_groups, remove_files
 from echelon.launch.zygote.library import Library, import_library, own_modules
 from echelon.launch.zygote.rank import PATIENCE_S, keep_sockets_in, restore_fresh_state, run_program
 from echelon.run.background_writer import persist

@@ -14,8 +14,8 @@ from echelon.client.python.functions import (
     pack_function,
 )
 from echelon.errors import UsageError
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import may_import_torch, read_imports
+from echelon.launch.program import Program
+from echelon.launch.program_text import may_import_torch, read_imports
 
 
 def add(a, b=2):

@@ -8,9 +8,9 @@ import stat
 import pytest
 
 from byte_streams import exchange, talk
+from echelon.client.code.tree import Tree
 from echelon.client.remote import fetching
 from echelon.client.remote.fetching import list_files, parse_wanted, receive_files, send_files
-from echelon.core.tree import Tree
 from echelon.errors import (
     ConflictError,
     NotFoundError,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from echelon.client.code.code_listing import Kind, find_kind
 from echelon.client.code.mirror_record import Found, find_record
 from echelon.client.code.project import LINK, Project, ProjectFile
+from echelon.client.code.tree import Tree
 from echelon.client.remote import workdir as workdir_module
 from echelon.client.remote.workdir import Workdir, find_changes
 from echelon.core import files
-from echelon.core.tree import Tree
 from echelon.errors import ConflictError, UnavailableError
 from workdirs import content, describe, make_project, send, write
 
@@ -197,7 +197,7 @@ def test_a_half_written_file_is_removed(project, workdir, monkeypatch):
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("echelon.core.tree._unlink", lambda _name, _folder: None)
+        patch.setattr("echelon.client.code.tree._unlink", lambda _name, _folder: None)
         patch.setattr("echelon.client.remote.workdir.shutil.copyfileobj", stop)
         send(project, workdir)
     assert list(workdir.rglob(".echelon-*")) == [workdir / "pkg" / ".echelon-part"]

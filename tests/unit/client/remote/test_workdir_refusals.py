@@ -10,10 +10,10 @@ from hashlib import sha256
 import pytest
 
 from byte_streams import exchange, talk
+from echelon.client.code.tree import Tree
 from echelon.client.remote.sending import send_project
 from echelon.client.remote.workdir import hold_workdir
 from echelon.clusters.ssh.stream import Stream
-from echelon.core.tree import Tree
 from echelon.errors import (
     ConflictError,
     EchelonError,

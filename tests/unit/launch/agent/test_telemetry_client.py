@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.launch.agent.telemetry_client import TelemetryClient
-from echelon.launch.protocol.leftovers import TELEMETRY_NOTES
+from echelon.launch.protocol.scratch_files import TELEMETRY_NOTES
 from echelon.run.directory import RunDir
 
 

@@ -10,12 +10,12 @@ import pytest
 from echelon.core.shell import FakeShell
 from echelon.errors import CommandError
 from echelon.launch.backends.local import LocalAllocation
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.controller import Controller
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.notify import Notifier
 from echelon.launch.controller.slots import Slots
 from echelon.launch.protocol.messages import Pace
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.directory import RunDir
 from echelon.run.history import History
 from echelon.run.journal import Journal

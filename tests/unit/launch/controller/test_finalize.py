@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.shell import FakeShell
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.notify import Notifier
-from echelon.launch.protocol.stop import Stop
 from echelon.run.attempts import orphan
 from echelon.run.directory import RunDir
 from echelon.run.history import History

@@ -5,13 +5,15 @@ import itertools
 
 import pytest
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller import generation as module
 from echelon.launch.controller.generation import Generation
 from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
-from echelon.launch.pool.controller_events import Lost
-from echelon.launch.pool.hang import Hang, HangWatch
+from echelon.launch.pool.controller_events import Lost, Received
+from echelon.launch.pool.hang import Hang
+from echelon.launch.program import Program
 from echelon.launch.protocol.messages import (
     Commit,
     End,
@@ -23,8 +25,6 @@ from echelon.launch.protocol.messages import (
     Stacks,
     Traces,
 )
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.stop import Stop
 from echelon.run.events import HangDetected, RanksStopped
 from echelon.spec.job_spec import JobSpec
 from unit.launch.fakes import FakeJournal, FakePool
@@ -45,22 +45,25 @@ class Clock:
     time = monotonic
 
 
+def received(message):
+    """An event of a script: the first node's agent has sent a message."""
+    return lambda pool: Received(agent=pool.agents[0], message=message)
+
+
 def place(proposed, furthest, *, waiting=False):
-    answer = Place(generation=0, proposed=proposed, furthest=furthest, waiting=waiting)
-    return lambda pool: (pool.agents[0], answer)
+    return received(Place(generation=0, proposed=proposed, furthest=furthest, waiting=waiting))
 
 
 def gone(step=7, code=0, saved=-1):
-    exited = RankExited(generation=0, rank=0, code=code, step=step, saved=saved)
-    return lambda pool: (pool.agents[0], exited)
+    return received(RankExited(generation=0, rank=0, code=code, step=step, saved=saved))
 
 
 def ended(pool):
-    return pool.agents[0], Ended(generation=0)
+    return Received(agent=pool.agents[0], message=Ended(generation=0))
 
 
 def lost_newcomer(pool):
-    return pool.agents.pop(1), Lost("killed")
+    return Lost(agent=pool.agents.pop(1), reason="killed")
 
 
 AGREED = (place(0, 6), place(7, 7, waiting=True))
@@ -90,10 +93,9 @@ def live(clock, *script, pace=LISTENS, listened=False):
     one = Generation(
         0,
         [first],
-        request=JobSpec(script="train.py"),
+        request=JobSpec(script="train.py", hang_timeout_s=0),
         journal=journal,
         pool=pool,
-        watch=HangWatch(0),
         meeting=MeetingWatch(Program(argv=("true",), kind="binary"), frozenset()),
         explain=explain,
         recover=lambda: next(recoveries),
@@ -161,7 +163,7 @@ def test_a_rank_that_neither_saves_nor_goes_has_failed(clock):
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_stop_before_they_agree_comes_to_a_place_of_its_own(clock, before):
-    stop = (None, Stop("cancelled", "it was cancelled", 143))
+    stop = Stop("cancelled", "it was cancelled", 143)
     again = (place(0, 7), place(8, 8, waiting=True), gone(8), ended)
     one, pool, _ = live(clock, None, *AGREED[:before], stop, *again)
     assert not one.made_room
@@ -170,7 +172,7 @@ def test_a_stop_before_they_agree_comes_to_a_place_of_its_own(clock, before):
 
 
 def test_a_stop_after_that_waits_for_what_is_agreed(clock):
-    stop = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
+    stop = Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60)
     one, pool, _ = live(clock, None, *AGREED, stop, gone(), ended)
     assert not one.made_room
     assert one.stop.message == "its time is over; all ranks stopped after step 7"
@@ -178,13 +180,13 @@ def test_a_stop_after_that_waits_for_what_is_agreed(clock):
 
 
 def test_that_ranks_saved_is_said_only_if_a_checkpoint_of_that_step_is_known(clock):
-    stop = (None, Stop("cancelled", "it was cancelled", 143))
+    stop = Stop("cancelled", "it was cancelled", 143)
     one, _, _ = live(clock, None, *AGREED, stop, gone(saved=7), ended)
     assert one.stop.message == "it was cancelled; all ranks saved and stopped after step 7"
 
 
 def test_and_does_not_say_that_they_saved_when_the_time_was_over(clock):
-    stop = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
+    stop = Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60)
     one, _, journal = live(clock, None, *AGREED, stop, None, ended)
     assert one.stop.message == "its time is over"
     assert not any(isinstance(event, RanksStopped) for event in journal.notes)
@@ -192,7 +194,7 @@ def test_and_does_not_say_that_they_saved_when_the_time_was_over(clock):
 
 @pytest.mark.parametrize("listened", [True, False])
 def test_ranks_that_still_start_take_a_step_if_such_ranks_have_listened_before(clock, listened):
-    limit = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
+    limit = Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60)
     later = (place(0, 0), place(1, 1, waiting=True), gone(1, saved=1), ended)
     one, pool, _ = live(clock, limit, place(0, -1), None, *later, pace=DEAF, listened=listened)
     assert one.stop.message == "its time is over; all ranks saved and stopped after step 1"
@@ -202,22 +204,22 @@ def test_ranks_that_still_start_take_a_step_if_such_ranks_have_listened_before(c
 
 
 def test_ranks_that_still_start_are_signalled_if_no_deadline_leaves_them_time(clock):
-    stop = (None, Stop("cancelled", "it was cancelled", 143))
+    stop = Stop("cancelled", "it was cancelled", 143)
     _, pool, _ = live(clock, stop, place(0, -1), gone(0, 143), ended, pace=DEAF, listened=True)
     assert any(order.signal for order in orders(pool, End))
 
 
 def test_a_stop_at_the_very_end_is_not_forgotten(clock):
-    stop = (None, Stop("cancelled", "it was cancelled", 143))
+    stop = Stop("cancelled", "it was cancelled", 143)
     one, _, journal = live(clock, None, *AGREED, gone(), stop, ended)
     assert one.stop.cause == "cancelled"
     assert journal.notes[-1].again is False
 
 
 def test_ranks_that_exit_while_their_stacks_are_read_do_not_hang(clock):
-    hang = (None, Hang(rank=0, message="all ranks wait"))
-    traces = lambda pool: (pool.agents[0], Traces(generation=0, ranks={}, counts={}))  # noqa: E731
-    stacks = lambda pool: (pool.agents[0], Stacks(generation=0, ranks={}))  # noqa: E731
-    one, _, journal = live(clock, hang, traces, gone(), stacks, ended)
+    hang = Hang(rank=0, message="all ranks wait")
+    traces = Traces(generation=0, ranks={}, counts={})
+    stacks = Stacks(generation=0, ranks={})
+    one, _, journal = live(clock, hang, received(traces), gone(), received(stacks), ended)
     assert one.failures == []
     assert not any(isinstance(event, HangDetected) for event in journal.notes)

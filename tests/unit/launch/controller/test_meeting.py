@@ -4,8 +4,8 @@ import pytest
 
 from echelon.launch.controller import meeting as module
 from echelon.launch.controller.meeting import MEET_S, MeetingWatch
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import read_imports
+from echelon.launch.program import Program
+from echelon.launch.program_text import read_imports
 
 TRAINS = "import torch\n"
 

@@ -7,10 +7,10 @@ import pytest
 from echelon.core.shell import FakeShell
 from echelon.launch.backends.base import Outlook, StartedProcess
 from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.membership import Membership
-from echelon.launch.pool.controller_events import Gone, Lost
+from echelon.launch.pool.controller_events import Lost, StarterExited, Woken
 from echelon.launch.protocol.messages import Hello
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.spec.job_spec import JobSpec
@@ -88,7 +88,7 @@ def test_nodes_from_which_nobody_will_come_are_not_waited_for(join, outlook, lef
 
 
 def test_an_agent_that_is_lost_while_others_come_is_brought_back(join, recovery):
-    pool = FakePool(0, 1, script=[(make_agent(2), Lost("it hung up"))])
+    pool = FakePool(0, 1, script=[Lost(agent=make_agent(2), reason="it hung up")])
     membership = join(pool, Outlook(lost=frozenset({2})))
     assert asyncio.run(membership.await_all()) == []
     assert recovery.begun == [[2]]
@@ -149,18 +149,19 @@ def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(
 ):
     log = tmp_path / "srun-0.log"
     log.write_text(f"srun: a warning\n{line}\nsrun: error: Application launch failed\n")
-    gone = Gone(StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log))
-    pool = FakePool(script=[(None, gone), joins(0), joins(1)])
+    exited = StarterExited(started=StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log))
+    pool = FakePool(script=[exited, joins(0), joins(1)])
     membership = join(pool, Outlook(absent=frozenset({2})) if again else Outlook())
     assert bool(asyncio.run(membership.await_all())) is not again
     assert recovery.begun == ([{0, 1, 2}] if again else [])
 
 
 def test_an_agent_that_is_killed_before_it_connects_is_started_again(join, tmp_path, recovery):
-    gone = Gone(
-        StartedProcess(pid=1, nodes=frozenset({2}), log=tmp_path / "agent-2.log"), killed=True
+    exited = StarterExited(
+        started=StartedProcess(pid=1, nodes=frozenset({2}), log=tmp_path / "agent-2.log"),
+        killed=True,
     )
-    pool = FakePool(script=[joins(0), (None, gone), joins(1), joins(2)])
+    pool = FakePool(script=[joins(0), exited, joins(1), joins(2)])
     assert asyncio.run(join(pool).await_all()) == []
     assert recovery.begun == [{2}]
 
@@ -182,8 +183,8 @@ def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
     monkeypatch.setattr("echelon.launch.controller.membership.UNREACHED_S", 0.0)
     log = tmp_path / "srun-0.log"
     log.write_text(f"{UNREACHED}\n")
-    gone = Gone(StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log))
-    pool = FakePool(script=[(None, gone), joins(0), joins(1)])
+    exited = StarterExited(started=StartedProcess(pid=1, nodes=frozenset({0, 1, 2}), log=log))
+    pool = FakePool(script=[exited, joins(0), joins(1)])
     assert asyncio.run(asyncio.wait_for(join(pool).await_all(), 10)) == []
     assert pool.agents.keys() == {0, 1}
 
@@ -192,7 +193,7 @@ def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
 def test_a_stop_that_comes_meanwhile_is_heard(join, wait):
     stop = Stop("cancelled", "it was cancelled", 143)
     with pytest.raises(StopError) as caught:
-        asyncio.run(wait(join(FakePool(0, 1, script=[(None, None), (None, stop)]))))
+        asyncio.run(wait(join(FakePool(0, 1, script=[Woken(), stop]))))
     assert caught.value.stop is stop
 
 

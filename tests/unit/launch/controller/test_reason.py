@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller.stopping import Reason
-from echelon.launch.protocol.stop import Stop
 
 LIMIT = Stop("time limit", "its time is over", 75, deadline_s=9.0)
 USERS = Stop("cancelled", "the controller received SIGTERM", 143)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.staging import CHILDREN, Staging, list_above, plan_tree
-from echelon.launch.pool.controller_events import Lost
+from echelon.launch.pool.controller_events import Lost, Received
 from echelon.launch.protocol.messages import Staged
-from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.events import NodesStaged
 from unit.launch.fakes import FakeJournal, FakePool
 
@@ -31,12 +31,12 @@ def settle(pool):
 
 
 def staged(node, **facts):
-    return lambda pool: (pool.agents[node], Staged(**facts))
+    return lambda pool: Received(agent=pool.agents[node], message=Staged(**facts))
 
 
 def loses(node):
     def lose(pool):
-        return pool.agents.pop(node), Lost("killed")
+        return Lost(agent=pool.agents.pop(node), reason="killed")
 
     return lose
 
@@ -152,8 +152,7 @@ def test_an_agent_that_came_back_is_asked_again():
 
 def test_a_node_that_cannot_enter_its_image_is_not_waited_for():
     def fails(pool):
-        agent = pool.agents.pop(1)
-        return agent, Lost("no torch", excluded=True)
+        return Lost(agent=pool.agents.pop(1), reason="no torch", excluded=True)
 
     journal, lost, _ = settle(make_pool("part", "part", script=[fails, staged(0)]))
     assert lost
@@ -161,7 +160,7 @@ def test_a_node_that_cannot_enter_its_image_is_not_waited_for():
 
 
 def test_a_stop_ends_the_wait():
-    pool = make_pool("part", script=[(None, Stop("cancelled", "enough", 130))])
+    pool = make_pool("part", script=[Stop("cancelled", "enough", 130)])
     with pytest.raises(StopError):
         settle(pool)
 

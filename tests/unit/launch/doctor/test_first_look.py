@@ -24,7 +24,6 @@ from echelon.launch.doctor.first_look import (
 from echelon.launch.doctor.probe_client import ProbeClient
 from echelon.launch.doctor.results import Look
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
 
 WHOLE = """\
 host=node3
@@ -161,7 +160,7 @@ def look_at_all(tmp_path, shell):
     place = DoctorPaths(probe=[], folder=tmp_path, python="python", scratch=tmp_path)
 
     async def scenario():
-        crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, told.append)
+        crew = AgentPool(starter, lambda *_, **__: None, told.append)
         looking = FirstLook(
             probes=ProbeClient(crew),
             shell=shell,

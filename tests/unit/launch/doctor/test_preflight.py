@@ -11,11 +11,10 @@ import pytest
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.stop import StopError
 from echelon.launch.doctor import preflight
 from echelon.launch.doctor.preflight import find_unfit, fly, limit_of
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.stop import StopError
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 
@@ -69,7 +68,7 @@ def run(tmp_path):
 def prepare(run, line, left_s=None):
     said = []
     journal = Journal(run, 1, said.append)
-    pool = AgentPool(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
+    pool = AgentPool(LocalStarter(None, 3), journal.note, journal.report)
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.stop import Stop
 from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Lost
-from echelon.launch.pool.hang import HangWatch
+from echelon.launch.pool.controller_events import Lost, Received
 from echelon.launch.protocol.messages import Leave, Note, Pace, Pulse
-from echelon.launch.protocol.stop import Stop
 from echelon.run.events import AgentNote, Heartbeat
 from unit.launch.fakes import make_agent
 
@@ -31,13 +30,13 @@ def noted():
 
 @pytest.fixture
 def pool(noted):
-    return AgentPool(Nobody(None, 1), HangWatch(0), noted.append, noted.append)
+    return AgentPool(Nobody(None, 1), noted.append, noted.append)
 
 
 async def join(pool):
     agent = make_agent(0)
     pool.hear(agent, agent.hello)
-    assert await pool.next() == (agent, agent.hello)
+    assert await pool.next() == Received(agent=agent, message=agent.hello)
     return agent
 
 
@@ -57,7 +56,7 @@ def test_a_node_that_turns_out_to_be_unfit_is_lost_to_those_who_wait_for_it(pool
     async def scenario():
         agent = await join(pool)
         pool.hear(agent, replace(agent.hello, fault="its zygotes die"))
-        assert await pool.next() == (agent, Lost("its zygotes die", excluded=True))
+        assert await pool.next() == Lost(agent=agent, reason="its zygotes die", excluded=True)
         assert not pool.agents
         assert pool.unfit[0].fault == "its zygotes die"
         assert agent.link.said == [Leave()]
@@ -87,7 +86,7 @@ def test_it_is_written_down_that_the_run_is_alive(pool, noted, tmp_path, monkeyp
         for generation, step in ((0, 30), (1, 20), (1, 25), (0, 31)):
             pool.hear(agent, Pulse(generation=generation, ranks=[[0, step, "R", 1.0]]))
         await pool.start(["agent"], tmp_path, {})
-        _, stop = await pool.next()
+        stop = await pool.next()
         await pool.leave()
         return stop
 

@@ -23,8 +23,8 @@ from echelon.launch.backends.base import (
 )
 from echelon.launch.backends.ray.plan import Plan, bundle_of
 from echelon.launch.backends.ray.status import CANCELLED, StatusReader, is_current
+from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.rank_environment import render_key
-from echelon.launch.protocol.stop import Stop
 from echelon.launch.roles import role_command
 
 _LOOK_S = 0.5

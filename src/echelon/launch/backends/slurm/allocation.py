@@ -19,7 +19,7 @@ from echelon.core.slurm import scrub
 from echelon.core.slurm_text import word
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import ANSWER_S, LOOK_S, RESERVE_S, RESUMABLE_EXIT, View
-from echelon.launch.protocol.stop import Stop
+from echelon.launch.backends.stop import Stop
 
 _LIMIT = ("time limit", "the job reached its time limit")
 _NODE = ("lost node", "a node of the job failed")

@@ -9,7 +9,7 @@ from echelon.core.shell import FakeShell, Result
 from echelon.errors import MissingProgramError
 from echelon.launch.backends.slurm import allocation
 from echelon.launch.backends.slurm.allocation import SlurmAllocation, find_drained, parse_time
-from echelon.launch.protocol.stop import Stop
+from echelon.launch.backends.stop import Stop
 
 ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CONF": "/x"}
 

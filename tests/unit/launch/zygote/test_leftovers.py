@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.launch.protocol import leftovers
-from echelon.launch.protocol.leftovers import end_group, list_groups, make_scratch, remove_files
+from echelon.launch.zygote import leftovers
+from echelon.launch.zygote.leftovers import end_group, list_groups, remove_files
 from requirements import require_root
 
 MEMORY = """\
@@ -70,20 +70,3 @@ def test_shared_memory_of_a_killed_group_is_removed_by_its_tracker():
             assert wait_until(lambda: child.pid not in list_groups(), timeout_s=10)
         finally:
             end_group(child.pid, {})
-
-
-def test_folders_of_dead_agents_are_removed_by_the_next_one(places):
-    dead, lock = make_scratch()
-    (dead / "mp-1.0-0").mkdir()
-    alive, kept = make_scratch()
-    assert dead.exists()  # its lock is held
-    os.close(lock)
-    for name in ("echelon-of-somebody", "echelon-new"):
-        (places[0] / name).mkdir()
-    (places[0] / "echelon-link").symlink_to(alive)
-    _, last = make_scratch()
-    assert not dead.exists()
-    assert alive.exists()
-    assert (places[0] / "echelon-of-somebody").exists()
-    for handle in (kept, last):
-        os.close(handle)

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import (
+from echelon.launch.program import Program
+from echelon.launch.program_text import (
     OPTIMIZING,
     find_own_endpoint,
     find_words,

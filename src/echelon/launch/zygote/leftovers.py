@@ -1,19 +1,15 @@
 """What killed processes leave behind on a node, and who removes it.
 
 A killed process cleans up nothing. Files with its pid in their name are removed by the process that
-killed it. The scratch folder of an agent that was killed together with its guard is removed by the
-next agent of the same user. Only Python's resource tracker, a process beside the rank, knows the
-shared memory of `multiprocessing`: it is not killed with its group, because it removes that memory
-when the other processes have exited.
+killed it. Only Python's resource tracker, a process beside the rank, knows the shared memory of
+`multiprocessing`: it is not killed with its group, because it removes that memory when the other
+processes have exited. `agent/scratch.py` removes the folders of killed agents.
 """
 
 import contextlib
-import fcntl
 import os
-import shutil
 import signal
 import stat
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,12 +23,6 @@ _ROUNDS = 20
 """How often a group is checked again for processes that were forked meanwhile."""
 _LAST_S = 15.0
 """How long trackers may take at the end: they wait for processes that are slow to die."""
-_LOCK = "agent.lock"
-_PREFIX = "echelon-"
-TELEMETRY_NOTES = "said"
-"""File in an agent's scratch folder: lines from telemetry that users should see."""
-CONTROLLER_CLOCK = "clock"
-"""File there: the controller's time of day, as an offset to the monotonic clock."""
 
 Groups = Mapping[int, Sequence[int]]
 """The processes of each process group."""
@@ -151,38 +141,3 @@ def _remove(path: Path) -> None:
         status = path.lstat()
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
             path.unlink()
-
-
-# --- an agent's scratch folder ------------------------------------------------------------------
-
-
-def make_scratch() -> tuple[Path, int]:
-    """Create an agent's scratch folder, in memory if possible; remove those of dead agents.
-
-    Returns:
-        the folder, and a locked open file in it: while that is open, the folder is in use.
-    """
-    place = SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
-    _sweep(place)
-    scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    draft = scratch / f".{_LOCK}"
-    lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: others cannot lock it either
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    draft.rename(scratch / _LOCK)  # under this name it is always locked
-    return scratch, lock
-
-
-def _sweep(place: Path) -> None:
-    """Remove the folders of agents that were killed together with their guards."""
-    for path in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                continue
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from echelon.launch.protocol.program import Program
+from echelon.launch.program import Program
 
 OPTIMIZING = ("torch._dynamo",)
 """What torch imports when the first optimizer or DDP is created; takes a second."""

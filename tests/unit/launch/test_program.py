@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
+from echelon.launch.backends.stop import Stop
 from echelon.launch.controller.stopping import order_end
-from echelon.launch.protocol.program import Program, find_program
-from echelon.launch.protocol.stop import Stop
+from echelon.launch.program import Program, find_program
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
 from echelon.spec.merging import Layer, merge
