@@ -84,7 +84,7 @@ class Broker:
         *,
         source: Source,
         job_id: str,
-        keeper_arguments: Sequence[str],
+        keeper_command: Sequence[str],
         environ: Mapping[str, str],
         shell: Shell,
         backend: Backend,
@@ -95,7 +95,7 @@ class Broker:
         conclusion: Conclusion,
     ) -> None:
         self._source, self._job_id = source, job_id
-        self._keeper_arguments, self._environ, self._shell = keeper_arguments, environ, shell
+        self._keeper_command, self._environ, self._shell = keeper_command, environ, shell
         self._backend, self._journal, self._pool = backend, journal, pool
         self._recovery, self._membership, self._conclusion = recovery, membership, conclusion
         self._ledger = Ledger()
@@ -178,7 +178,7 @@ class Broker:
             exited=self._end_controller,
             lost=self._lose_controllers,
         )
-        await self._pool.start(self._keeper_arguments, folder, self._environ, role="keeper")
+        await self._pool.start(self._keeper_command, folder, self._environ)
         failures = await self._membership.await_all()
         for keeper in self._pool.agents.values():
             self._welcome(keeper)

@@ -24,6 +24,7 @@ from echelon.launch.controller.entrypoint import Entered, enter_attempt
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.roles import role_command
 from echelon.run.attempts import Outcome, attempts, outcome
 from echelon.run.directory import RunDir
 from echelon.run.history import read_history
@@ -208,7 +209,7 @@ def build_broker(
     return Broker(
         source=source,
         job_id=job_id,
-        keeper_arguments=[str(run.path), str(context.number), digest],
+        keeper_command=role_command("keeper", run.path, context.number, digest),
         environ=environ,
         shell=LocalShell(),
         backend=backend,

@@ -12,7 +12,6 @@ from echelon.core.frozen import frozen
 from echelon.core.shell import signal_group
 from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import Pace
-from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.spec.job_spec import JobSpec
@@ -41,19 +40,14 @@ _SAVE_S = 20.0
 class AgentCommand:
     """How to start an agent."""
 
-    arguments: Sequence[str]
-    """Of the program `role`."""
+    argv: Sequence[str]
     env: Mapping[str, str]
     logs: Path
     """Directory for the logs of the processes that start agents."""
     key: bytes
     """Agents read it from their input (`receive_key`)."""
-    role: str = "agent"
-
-    @property
-    def argv(self) -> list[str]:
-        """The command line."""
-        return role_command(self.role, *self.arguments)
+    arguments: Sequence[str] = ()
+    """The last words of `argv`: all that a process needs that is forked instead of started."""
 
 
 class Started(Protocol):

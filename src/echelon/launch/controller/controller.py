@@ -29,6 +29,7 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.rank_environment import job_in
+from echelon.launch.roles import role_command
 from echelon.run import events
 from echelon.run.attempts import is_superseded
 from echelon.run.history import History, has_written, newest_checkpoint
@@ -218,7 +219,12 @@ class Controller:
         folder = self._run.attempt(self._attempt)
         try:
             await self._fly()
-            await self._pool.start(self._agent_arguments, folder, self._environ)
+            await self._pool.start(
+                role_command("agent", *self._agent_arguments),
+                folder,
+                self._environ,
+                arguments=self._agent_arguments,
+            )
             failures = await self._membership.await_all()
         except EchelonError as error:  # Slurm does not answer, say
             # scancel signals all processes of a batch script, also a command that we have called.

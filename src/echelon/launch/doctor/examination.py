@@ -90,7 +90,7 @@ class Examination:
             EchelonError: Slurm does not respond.
         """
         began_s = time.monotonic()
-        self._pool.hear_signals()
+        self._pool.install_signal_handlers()
         try:
             for node, look in (await self._first_look.look()).items():
                 self._note(node, look=look)
@@ -128,7 +128,7 @@ class Examination:
         if not well:
             return False
         self._tell(f"starting probes on {counted(len(well), 'node')}")
-        await self._pool.start([], self._paths.scratch, self._environ, role="doctor-probe")
+        await self._pool.start(self._paths.probe, self._paths.scratch, self._environ)
         await self._probes.await_probes(well, limit_s=JOIN_S)
         missing = sorted(self._probes.lost)
         if self._pool.agents and missing:  # if no probe connected, no node is to blame

@@ -116,15 +116,20 @@ class AgentPool:
             )
 
     async def start(
-        self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], *, role: str = "agent"
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        *,
+        arguments: Sequence[str] = (),
     ) -> None:
         """Listen where agents can reach us, and start them on all nodes that are not excluded.
 
         Args:
-            arguments: their arguments.
+            argv: their command.
             folder: for the logs of the processes that start them.
             env: their variables.
-            role: their program.
+            arguments: the last words of their command, see `AgentCommand`.
         """
         loop = asyncio.get_running_loop()
         self.hear_signals()
@@ -136,7 +141,7 @@ class AgentPool:
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
         own = {**env, **private}
         command = AgentCommand(
-            arguments=arguments, env=own, logs=folder, key=self._server.key, role=role
+            argv=argv, env=own, logs=folder, key=self._server.key, arguments=arguments
         )
         self._launcher.call_all(fit, command)
         _allow_many_files()

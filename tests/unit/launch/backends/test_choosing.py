@@ -13,7 +13,6 @@ from echelon.launch.backends.ray.backend import RayAllocation, RayStandby, RaySt
 from echelon.launch.backends.slurm.allocation import SlurmAllocation
 from echelon.launch.backends.slurm.standby import RequeueStandby, WaitingStandby
 from echelon.launch.backends.slurm.starter import SlurmStarter
-from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
@@ -101,10 +100,8 @@ def test_on_one_machine_each_agent_plays_a_node():
             return FakeShell.start(self, argv, log=log, env=env, keep=keep)
 
     starter = LocalStarter(Noting(), 2)
-    command = AgentCommand(
-        arguments=["run"], env={"HOME": "/root"}, logs=Path("logs"), key=b"k" * 32
-    )
-    started, argv = starter.start([0, 1], command), tuple(role_command("agent", "run"))
+    command = AgentCommand(argv=["agent"], env={"HOME": "/root"}, logs=Path("logs"), key=b"k" * 32)
+    started, argv = starter.start([0, 1], command), ("agent",)
     key = (b"k" * 32).hex().encode() + b"\n"
     assert seen == [
         (argv, Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}, key),

@@ -14,7 +14,7 @@ from echelon.core.waiting import wait_until
 from echelon.launch.backends.base import AgentCommand, StartedProcess
 from echelon.launch.pool.agent_launcher import AgentLauncher, read_reason
 
-COMMAND = AgentCommand(arguments=[], env={"A": "1"}, logs=Path("logs"), key=b"k" * 32)
+COMMAND = AgentCommand(argv=["agent"], env={"A": "1"}, logs=Path("logs"), key=b"k" * 32)
 
 
 class Starter:

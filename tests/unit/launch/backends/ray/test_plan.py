@@ -192,7 +192,7 @@ def test_a_driver_is_started_with_a_plan_and_the_key_is_in_neither(run):
     shell = FakeShell()
     starter = RayStarter(shell, {}, context(run, request))
     key = b"k" * 32
-    command = AgentCommand(arguments=["run"], env={}, logs=run.logs, key=key)
+    command = AgentCommand(argv=["agent"], env={}, logs=run.logs, key=key)
     start = lambda nodes: starter.start(nodes, command)  # noqa: E731
     (driver,) = start([0, 1, 2])
     assert (driver.nodes, driver.dismissal) == ({0, 1, 2}, signal.SIGTERM)

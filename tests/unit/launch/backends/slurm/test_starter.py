@@ -9,13 +9,11 @@ from echelon.core.shell import FakeShell, Result
 from echelon.errors import CommandError
 from echelon.launch.backends.base import AgentCommand
 from echelon.launch.backends.slurm.starter import SlurmStarter, parse_granted
-from echelon.launch.roles import role_command
 
 RECORDED = Path(__file__).parents[4] / "golden" / "slurm-22.05"
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node[1,3]"}
 KEY = b"k" * 32
-ARGUMENTS = ["runs/x", "1"]
-AGENT = role_command("agent", *ARGUMENTS)
+AGENT = ["python", "launcher", "agent", "runs/x", "1"]
 
 
 @dataclass(slots=True)
@@ -72,7 +70,7 @@ def test_other_forms_of_a_grant(gres, count):
 
 
 def command(environ):
-    return AgentCommand(arguments=ARGUMENTS, env=environ, logs=Path("logs"), key=KEY)
+    return AgentCommand(argv=AGENT, env=environ, logs=Path("logs"), key=KEY)
 
 
 def start_step(name, environ, nodes=(0, 1), version="22.05.8"):
