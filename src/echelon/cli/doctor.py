@@ -55,7 +55,7 @@ def doctor(
 
     Example: echelon doctor --nodes 4 --gpus 8 --partition a100
     """
-    from echelon.doctor import report as checks  # noqa: PLC0415
+    from echelon.launch.doctor import report as checks  # noqa: PLC0415
 
     if request.host:
         raise typer.Exit(_examine_there(request, short=short, as_json=as_json))

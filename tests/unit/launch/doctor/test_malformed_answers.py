@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.clusters.slurm.allocating import parse_held
-from echelon.doctor.report import render_findings, render_table, to_record
 from echelon.launch.doctor.all_reduce import merge_answers
 from echelon.launch.doctor.findings import judge
 from echelon.launch.doctor.first_look import parse_look
 from echelon.launch.doctor.gpus import parse_gpus, parse_parts, parse_reasons
 from echelon.launch.doctor.preflight import find_unfit, parse_record
 from echelon.launch.doctor.probe_client import ProbeAnswer
+from echelon.launch.doctor.report import render_findings, render_table, to_record
 from echelon.launch.doctor.results import (
     Examined,
     Finding,
@@ -260,7 +260,7 @@ def test_any_record_of_a_preflight_is_refused_or_has_complete_findings(record):
     for one in findings:
         assert one.keys() == {field.name for field in fields(Finding)}
         assert all(type(value) is str for value in one.values())
-    assert find_unfit(findings, ["node1"]) == {}
+    assert find_unfit(findings, ["node1"]) == []
 
 
 FINDINGS = st.builds(
@@ -277,4 +277,4 @@ def test_a_valid_record_of_a_preflight_is_read_as_it_was_written(seconds, findin
     assert parse_record(json.dumps({"seconds": seconds, "findings": written})) == (seconds, written)
     unfit = find_unfit(written, ["node1", "node2"])
     broken = {one.node for one in findings if one.severity == "error"} & {"node1", "node2"}
-    assert {hello.name for hello in unfit.values()} == broken
+    assert {hello.name for hello in unfit} == broken

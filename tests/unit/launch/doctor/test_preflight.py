@@ -12,7 +12,7 @@ from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.doctor import preflight
-from echelon.launch.doctor.preflight import find_unfit, fly, limit_of
+from echelon.launch.doctor.preflight import find_unfit, limit_of, run_preflight
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.stop import StopError
@@ -37,13 +37,13 @@ def test_nodes_with_errors_are_unfit_for_the_first_of_them():
         ],
         HOSTS,
     )
-    assert {node: (hello.name, hello.fault) for node, hello in found.items()} == {
-        1: ("node2", "preflight, c: it is slow")
-    }
+    assert [(hello.node, hello.name, hello.fault) for hello in found] == [
+        (1, "node2", "preflight, c: it is slow")
+    ]
 
 
 def test_a_long_fault_is_cut():
-    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS).values()
+    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS)
     assert len(hello.fault) < 250
 
 
@@ -73,7 +73,7 @@ def prepare(run, line, left_s=None):
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)
-        await fly(pool, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
+        await run_preflight(pool, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
 
     return pool, journal, scenario, said
 
@@ -155,11 +155,11 @@ def test_who_stops_the_run_stops_its_preflight(run, tmp_path):
     _, journal, scenario, _ = prepare(run, line)
 
     async def stopped():
-        flying = asyncio.ensure_future(scenario())
+        running = asyncio.ensure_future(scenario())
         began = (tmp_path / "began").exists
         assert await asyncio.to_thread(wait_until, began, timeout_s=20)
         os.kill(os.getpid(), signal.SIGTERM)
-        await flying
+        await running
 
     with pytest.raises(StopError, match="SIGTERM"):
         asyncio.run(stopped())

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.doctor.report import (
+from echelon.launch.doctor.report import (
     exit_code,
     render_conclusion,
     render_findings,
