@@ -27,7 +27,7 @@ from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
-    from echelon.launch.doctor.results import Examined, Finding
+    from echelon.launch.doctor.results import Examined
 
 app = typer.Typer(rich_markup_mode=None)
 _NODE_KEYS = (
@@ -55,20 +55,18 @@ def doctor(
 
     Example: echelon doctor --nodes 4 --gpus 8 --partition a100
     """
-    from echelon.launch.doctor import report as checks  # noqa: PLC0415
+    from echelon.launch.doctor import report  # noqa: PLC0415
 
     if request.host:
         raise typer.Exit(_examine_there(request, short=short, as_json=as_json))
-    examined, findings = _examine(request, runs_dir.absolute(), short=short)
+    examined = _examine(request, runs_dir.absolute(), short=short)
     if as_json:
-        console.print_json(checks.to_record(examined, findings))
+        console.print_json(report.to_record(examined))
     else:
-        console.print_table(*checks.render_table(examined))
-        parts = [checks.render_overall(examined), *checks.render_gpus(examined)]
-        parts += [checks.render_findings(findings), checks.render_conclusion(examined, findings)]
-        for part in filter(None, parts):
+        console.print_table(*report.render_table(examined))
+        for part in report.render_summary(examined):
             console.print_result(part)
-    raise typer.Exit(checks.exit_code(findings))
+    raise typer.Exit(report.exit_code(examined.findings))
 
 
 def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
@@ -92,36 +90,33 @@ def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
     return forward(site, ["doctor", "--config=/dev/null", *settings, *flags], attached=True)
 
 
-def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", list["Finding"]]:
+def _examine(request: Merged, runs: Path, *, short: bool) -> "Examined":
     import asyncio  # noqa: PLC0415
 
     from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
-    from echelon.launch.doctor.findings import judge  # noqa: PLC0415
-    from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import Setup  # noqa: PLC0415
     from echelon.launch.protocol.stop import StopError  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
     with _make_folders(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
-        starter = choose_backend(shell, environ).starter
-        probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
-        paths = DoctorPaths(probe=probe, folder=folder, python=python, scratch=scratch)
+        setup = Setup(
+            shell=shell,
+            starter=choose_backend(shell, environ).starter,
+            environ=environ,
+            probe=launcher_command(python, digest, folder / "launcher", "doctor-probe"),
+            folder=folder,
+            python=python,
+            scratch=scratch,
+            tell=_progress,
+            short=short,
+        )
         try:
-            examined = asyncio.run(
-                Examination(
-                    shell=shell,
-                    starter=starter,
-                    environ=environ,
-                    paths=paths,
-                    short=short,
-                    tell=_progress,
-                ).run()
-            )
+            return asyncio.run(Examination(setup).run())
         except StopError as error:
             console.note("doctor: stopped")
             raise typer.Exit(error.stop.exit_code) from error
-        return examined, judge(examined, folder=str(runs), python=python)
 
 
 def _progress(text: str) -> None:

@@ -11,13 +11,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from echelon.core.atomic_file import write_atomic
-from echelon.core.records import parse_json, read_bytes, render_json
+from echelon.core.codec import decode
+from echelon.core.records import read_record, render_json
 from echelon.core.shell import LocalShell, Shell
 from echelon.launch.doctor.probe_client import ProbeClient
 from echelon.launch.doctor.results import Finding
@@ -85,18 +84,19 @@ async def run_preflight(
     finally:
         _remove(run.doctor(attempt), scratch)
     try:
-        seconds, findings = parse_record(read_bytes(run.preflight(attempt)).decode())
+        examined = decode(NodesExamined, read_record(run.preflight(attempt)))
     except (OSError, ValueError):
         code, output = task.result()
         lines = output.strip().splitlines() or ["the doctor failed without output"]
         why = _describe_limit(limit_s, left_s) if code is None else lines[-1]
         journal.report(f"preflight skipped: {why}")
         return
-    journal.note(NodesExamined(seconds=seconds, findings=findings))
+    journal.note(examined)
+    findings = [decode(Finding, one) for one in examined.findings]
     for one in findings:
-        if not one["node"] or one["severity"] != "error":
-            about = f"{one['node']}: " if one["node"] else ""
-            journal.report(f"preflight: {about}{one['message'][:_LONGEST]}")
+        if not one.node or one.severity != "error":
+            about = f"{one.node}: " if one.node else ""
+            journal.report(f"preflight: {about}{one.message[:_LONGEST]}")
     for hello in find_unfit(findings, hosts):
         pool.reject(hello)
 
@@ -121,29 +121,12 @@ def _remove(*folders: Path) -> None:
     remover.close(_REMOVE_S)
 
 
-def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
-    """Parse preflight.json: the duration and the findings. Pure.
-
-    Raises:
-        ValueError: it is incomplete or malformed.
-    """
-    match parse_json(text):
-        case {"seconds": float() | int() as seconds, "findings": list() as findings}:
-            names = [one.name for one in fields(Finding)]
-            try:
-                return seconds, [{name: str(one[name]) for name in names} for one in findings]
-            except (KeyError, TypeError, IndexError) as error:
-                raise ValueError("a finding lacks a field") from error
-    raise ValueError("not a preflight record")
-
-
-def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Hello]:
+def find_unfit(findings: Sequence[Finding], hosts: Sequence[str]) -> list[Hello]:
     """Return the nodes with errors, each with its first one. Pure."""
     faults: dict[str, str] = {}
     for one in findings:
-        if one["severity"] == "error" and one["node"] in hosts:
-            fault = f"preflight, {one['check']}: {one['message'][:_LONGEST]}"
-            faults.setdefault(one["node"], fault)
+        if one.severity == "error" and one.node in hosts:
+            faults.setdefault(one.node, f"preflight, {one.check}: {one.message[:_LONGEST]}")
     return [
         Hello(node=list(hosts).index(name), name=name, host="", addresses=[], fault=fault)
         for name, fault in faults.items()
@@ -154,30 +137,26 @@ def main(arguments: list[str]) -> int:
     """Run `doctor RUN ATTEMPT SCRATCH`: examine the nodes of the current allocation."""
     from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
-    from echelon.launch.doctor.findings import judge  # noqa: PLC0415
-    from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import Setup  # noqa: PLC0415
     from echelon.launch.doctor.report import to_record  # noqa: PLC0415
 
     run, attempt, scratch = RunDir.open(Path(arguments[0])), int(arguments[1]), Path(arguments[2])
     environ, shell, folder = dict(os.environ), LocalShell(), run.doctor(attempt)
     folder.mkdir(mode=0o700, exist_ok=True)
-    examination = Examination(
+    setup = Setup(
         shell=shell,
         starter=choose_backend(shell, environ).starter,
         environ=environ,
-        paths=DoctorPaths(
-            probe=role_command("doctor-probe"),
-            folder=folder,
-            python=sys.executable,
-            scratch=scratch,
-        ),
-        short=True,
+        probe=role_command("doctor-probe"),
+        folder=folder,
+        python=sys.executable,
+        scratch=scratch,
         tell=write_error,
+        short=True,
     )
     try:
-        examined = asyncio.run(examination.run())
+        examined = asyncio.run(Examination(setup).run())
     except StopError as error:
         return error.stop.exit_code
-    findings = judge(examined, folder=str(folder), python=sys.executable)
-    write_atomic(run.preflight(attempt), render_json(to_record(examined, findings), indent=1))
+    write_atomic(run.preflight(attempt), render_json(to_record(examined), indent=1))
     return 0

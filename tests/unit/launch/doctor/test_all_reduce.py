@@ -14,7 +14,6 @@ from echelon.launch.doctor.all_reduce import (
     plan_confirmation,
     plan_rounds,
 )
-from echelon.launch.doctor.probe_client import ProbeAnswer
 from echelon.launch.doctor.results import Group
 
 FAST, SLOW = 1e9, 1e7
@@ -137,9 +136,7 @@ def merge(*answers):
 
 def test_the_slowest_rank_counts():
     slow = {**GOOD, "bandwidth": 5e8, "latency_s": 2e-3}
-    found = merge(
-        ProbeAnswer(found={"ranks": [GOOD, GOOD]}), ProbeAnswer(found={"ranks": [GOOD, slow]})
-    )
+    found = merge({"ranks": [GOOD, GOOD]}, {"ranks": [GOOD, slow]})
     assert (found.nodes, found.ranks, found.error) == (("a", "b"), 4, "")
     assert (found.bandwidth, found.latency_s) == (5e8, 2e-3)
 
@@ -147,16 +144,16 @@ def test_the_slowest_rank_counts():
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (ProbeAnswer(error="the connection was closed"), "b: the connection was closed"),
+        ({"error": "the connection was closed"}, "b: the connection was closed"),
         (
-            ProbeAnswer(found={"error": "did not finish within 25 s"}),
+            {"error": "did not finish within 25 s"},
             "b: did not finish within 25 s",
         ),
-        (ProbeAnswer(found={"ranks": [GOOD, {"error": "time-out"}]}), "b: time-out"),
+        ({"ranks": [GOOD, {"error": "time-out"}]}, "b: time-out"),
     ],
 )
 def test_a_rank_that_fails_fails_them_all_and_is_named(answer, told):
-    found = merge(ProbeAnswer(found={"ranks": [GOOD]}), answer)
+    found = merge({"ranks": [GOOD]}, answer)
     assert (found.error, found.bandwidth) == (told, 0.0)
 
 
@@ -166,10 +163,11 @@ class RecordingProbes:
     def __init__(self):
         self.limits, self.orders = [], []
 
-    async def ask(self, questions, *, limit_s):
+    async def ask(self, what, questions, *, limit_s):
         self.limits.append(limit_s)
-        self.orders += [about for what, about in questions.values() if what == "measure"]
-        return {node: ProbeAnswer(found={"ports": {"10.0.0.1": 7}}) for node in questions}
+        if what == "measure":
+            self.orders += [details["order"] for details in questions.values()]
+        return {node: {"ports": {"10.0.0.1": 7}} for node in questions}
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ import pytest
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import TimedOutError
 from echelon.launch.doctor.gpus import (
-    Grant,
     add_figures,
     ask_gpus,
-    ask_parts,
+    ask_mig,
     find_ours,
+    has_mig,
     own_gpus,
     parse_gpus,
-    parse_parts,
-    parse_reasons,
-    read_grant,
+    parse_mig,
 )
 from echelon.launch.doctor.results import Facts, Gpu
 
@@ -25,7 +23,16 @@ BASIC = """\
 0, NVIDIA H200, GPU-1, 143771, 570.86.15, 0
 1, NVIDIA H200, GPU-2, 143771, 570.86.15, 2
 """
-QUERY = "nvidia-smi --query-gpu=index,"
+QUERY = (
+    "nvidia-smi --query-gpu=index,name,uuid,memory.total,driver_version,"
+    "ecc.errors.uncorrected.volatile.total"
+)
+OLDER, NEWER = f"{QUERY},clocks_throttle_reasons.active", f"{QUERY},clocks_event_reasons.active"
+
+
+def shown(*masks):
+    lines = BASIC.splitlines()
+    return "\n".join([f"{a}, {b}" for a, b in zip(lines, masks, strict=True)] if masks else lines)
 
 
 def ask(shell):
@@ -33,10 +40,7 @@ def ask(shell):
 
 
 def test_two_gpus_of_which_one_is_ill():
-    reasons = "0, 0x0000000000000001\n1, 0x0000000000000048\n"
-    shell = FakeShell(
-        answers={f"{QUERY}name": BASIC, f"{QUERY}clocks_throttle_reasons.active": reasons}
-    )
+    shell = FakeShell(answers={OLDER: shown("0x0000000000000001", "0x0000000000000048")})
     driver, gpus, wrong = ask(shell)
     assert (driver, wrong) == ("570.86.15", "")
     assert gpus[0] == Gpu(index=0, name="NVIDIA H200", uuid="GPU-1", memory_mib=143771)
@@ -45,17 +49,16 @@ def test_two_gpus_of_which_one_is_ill():
     )
 
 
-def test_a_driver_that_has_only_the_newer_name():
+@pytest.mark.parametrize(
+    ("known", "masks", "throttle"),
+    [(NEWER, ("0x80", "0x4"), [("power brake",), ()]), (QUERY, (), [(), ()])],
+)
+def test_a_driver_without_the_older_name_of_the_reasons(known, masks, throttle):
     unknown = Result(argv=("nvidia-smi",), code=2, stdout="Field is not a valid field to query.")
-    shell = FakeShell(
-        answers={
-            f"{QUERY}name": BASIC,
-            f"{QUERY}clocks_throttle_reasons.active": unknown,
-            f"{QUERY}clocks_event_reasons.active": "0, 0x80\n1, 0x4\n",
-        }
-    )
-    _, gpus, _ = ask(shell)
-    assert [gpu.throttle for gpu in gpus] == [("power brake",), ()]
+    answers = {QUERY: unknown, OLDER: unknown, NEWER: unknown, f"{QUERY} --format": unknown}
+    shell = FakeShell(answers={**answers, f"{known} --format": shown(*masks)})
+    _, gpus, wrong = ask(shell)
+    assert ([gpu.throttle for gpu in gpus], wrong) == (throttle, "")
 
 
 def test_without_the_program():
@@ -78,7 +81,6 @@ def test_where_it_hangs():
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "0, x\n", "a, b, c, d, e, f\n"])
 def test_what_is_no_gpu(text):
     assert parse_gpus(text) == ("", [])
-    assert parse_reasons(text) == {}
 
 
 LISTED = """\
@@ -92,10 +94,10 @@ GPU 1: NVIDIA A100 (UUID: GPU-77aa)
 
 def test_parts_of_gpus():
     known = {"MIG-1d5b": "GPU-5c89", "MIG-9f01": "GPU-5c89", "MIG-0001": "GPU-77aa"}
-    assert parse_parts(LISTED) == known
-    assert parse_parts("No devices found.\n") == {}
+    assert parse_mig(LISTED) == known
+    assert parse_mig("No devices found.\n") == {}
     shell = FakeShell(answers={"nvidia-smi --list-gpus": LISTED})
-    assert asyncio.run(ask_parts(shell, {})) == known
+    assert asyncio.run(ask_mig(shell, {})) == known
 
 
 def test_one_without_ecc():
@@ -108,9 +110,10 @@ MIXED = [*GPUS[:3], replace(GPUS[3], name="T4")]
 PARTS = {"MIG-a": "GPU-1abc", "MIG-b": "GPU-1abc", "MIG-c": "GPU-2abc"}
 
 
-def ours(visible, gpus=GPUS, *, in_job=True, by_bus=False):
-    grant = Grant(visible=visible, in_job=in_job, by_bus=by_bus)
-    return find_ours(gpus, grant, PARTS)
+def ours(visible, gpus=GPUS, *, in_job=True, **environ):
+    environ |= {"SLURM_JOB_ID": "1"} if in_job else {}
+    environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return find_ours(gpus, environ, PARTS)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,6 @@ def ours(visible, gpus=GPUS, *, in_job=True, by_bus=False):
         ("MIG-a,MIG-b", [1]),
         ("MIG-c,MIG-a", [2, 1]),
         ("MIG-unknown", None),
-        ("MIG-GPU-2abc/1/0", [2]),
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
@@ -152,17 +154,14 @@ def test_where_slurm_shows_only_what_it_has_granted():
 
 def test_cuda_counts_gpus_of_several_kinds_in_its_own_order():
     assert ours("0", MIXED) is None
-    assert ours("0", MIXED, by_bus=True) == [0]
+    assert ours("0", MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == [0]
     assert ours("GPU-0abc", MIXED) == [0]
 
 
-def test_what_a_process_was_told():
-    assert read_grant({}) == Grant(visible=None, in_job=False)
-    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a", "SLURM_JOB_ID": "1"}
-    assert read_grant({**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == Grant(
-        visible="MIG-a", in_job=True, by_bus=True
-    )
-    assert read_grant(environ).has_parts
+def test_mig_instances_are_recognised():
+    assert has_mig({"CUDA_VISIBLE_DEVICES": "MIG-a"})
+    assert not has_mig({"CUDA_VISIBLE_DEVICES": "0"})
+    assert not has_mig({})
 
 
 FIGURE = {"tflops": 1.0, "memory_gbs": 2.0, "name": "X"}

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.doctor.ports import FEW, choose_peers, judge_ports
+from echelon.launch.doctor.examination import FEW, choose_peers
+from echelon.launch.doctor.findings import judge_ports
 from echelon.launch.doctor.results import Node
 
 

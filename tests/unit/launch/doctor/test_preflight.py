@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.doctor import preflight
 from echelon.launch.doctor.preflight import find_unfit, limit_of, run_preflight
+from echelon.launch.doctor.results import Finding
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.stop import StopError
@@ -23,7 +25,7 @@ HOSTS = ["node1", "node2", "node3"]
 
 
 def finding(node, severity="error", message="it is slow"):
-    return {"severity": severity, "node": node, "check": "c", "message": message, "fix": "f"}
+    return Finding(severity=severity, node=node, check="c", message=message, fix="f")
 
 
 def test_nodes_with_errors_are_unfit_for_the_first_of_them():
@@ -83,7 +85,8 @@ def events(run):
 
 
 def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
-    record = {"seconds": 1.5, "findings": [finding("node2"), finding("node3", "warning", "odd")]}
+    findings = [asdict(finding("node2")), asdict(finding("node3", "warning", "odd"))]
+    record = {"seconds": 1.5, "findings": findings}
     (tmp_path / "found").write_text(json.dumps(record))
     line = f'test "$0" = doctor && cp {tmp_path}/found {run.preflight(1)}'
     pool, journal, scenario, said = prepare(run, line)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.launch.doctor.report import (
+    exclude_option,
     exit_code,
     render_conclusion,
     render_findings,
@@ -106,20 +107,35 @@ def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
     told = " ".join(render_findings([long]).split())
     assert "no n … [c] fix: mend it" in told
     assert len(told) < 260
-    assert to_record(EXAMINED, [long])["findings"][0]["message"].endswith("no end")
+    assert to_record(replace(EXAMINED, findings=[long]))["findings"][0]["message"].endswith(
+        "no end"
+    )
     short = finding("node2", message="x" * 200)
     assert "…" not in render_findings([short])
 
 
 def test_what_it_comes_to():
-    assert render_conclusion(EXAMINED, []) == "no problems found on 2 nodes (9 s)"
-    assert render_conclusion(EXAMINED, [finding("node2")]).endswith(" --exclude=node2")
-    assert render_conclusion(EXAMINED, [finding("node2", "warning")]) == ""
-    assert render_conclusion(Examined(nodes=[WELL]), []) == "no problems found on node1 (0 s)"
+    assert render_conclusion(EXAMINED) == "no problems found on 2 nodes (9 s)"
+    bad, odd = finding("node2"), finding("node2", "warning")
+    assert render_conclusion(replace(EXAMINED, findings=[bad])).endswith(" --exclude=node2")
+    assert render_conclusion(replace(EXAMINED, findings=[odd])) == ""
+    assert render_conclusion(Examined(nodes=[WELL])) == "no problems found on node1 (0 s)"
+
+
+def test_which_nodes_to_exclude():
+    names = ["n1", "n2", "n3", "n10"]
+    examined = Examined(nodes=[Node(name=name) for name in names])
+
+    def excluded(*findings):
+        return exclude_option(replace(examined, findings=findings))
+
+    assert excluded(finding("n2"), finding("n3"), finding("n2")) == "--exclude=n[2-3]"
+    assert excluded(finding("n1", "warning"), finding("")) == ""
+    assert excluded(*(finding(name) for name in names)) == ""  # then none would be left
 
 
 def test_all_of_it_as_json():
-    record = json.loads(json.dumps(to_record(EXAMINED, [finding("node2")])))
+    record = json.loads(json.dumps(to_record(replace(EXAMINED, findings=[finding("node2")]))))
     assert record["nodes"][0]["facts"]["mtu"] == 1500
     assert record["findings"][0]["node"] == "node2"
     assert record["exclude"] == "--exclude=node2"
