@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
+from echelon.core.units import format_bytes, list_names
 from echelon.launch.doctor.all_reduce import SLOW, find_fastest, find_suspects
 from echelon.launch.doctor.gpus import count_usable, own_gpus
 from echelon.launch.doctor.results import (
@@ -96,11 +98,6 @@ def _find(severity: Severity, node: str, check: str, message: str, fix: str) -> 
 _error, _warning = partial(_find, "error"), partial(_find, "warning")
 
 
-def _name_some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 # --- each node on its own ---------------------------------------------------------------------
 
 
@@ -162,11 +159,11 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
         why = f"a new file in {folder} appears {facts.folder_late_s:.1f} s late"
         yield _warning(name, "folder", why, "shorten attribute caching: acdirmax, see nfs(5)")
     if facts.unresolved:
-        why = f"names do not resolve, or resolve wrongly: {_name_some(facts.unresolved)}"
+        why = f"names do not resolve, or resolve wrongly: {list_names(facts.unresolved, 4)}"
         fix = "correct /etc/hosts or DNS; Echelon itself does not need names"
         yield _warning(name, "names", why, fix)
     if facts.unnamed:
-        why = f"addresses without a name: {_name_some(facts.unnamed)}"
+        why = f"addresses without a name: {list_names(facts.unnamed, 4)}"
         fix = "correct reverse DNS; torch waits for it on each connection"
         yield _warning(name, "names", why, fix)
 
@@ -224,50 +221,54 @@ def _version(text: str) -> tuple[int, ...]:
 
 # --- each node compared with the others -------------------------------------------------------
 
-_ONE_ENVIRONMENT = "use one environment on shared storage"
-_COMPARED: Mapping[str, tuple[str, Severity, str]] = {
-    "Python": ("python", "error", _ONE_ENVIRONMENT),
-    "torch": ("torch", "error", _ONE_ENVIRONMENT),
-    "torch's CUDA": ("cuda", "error", _ONE_ENVIRONMENT),
-    "NCCL": ("nccl", "error", _ONE_ENVIRONMENT),
-    "the GPU driver": ("driver", "warning", "install the same driver on all nodes"),
-    "the GPU type": ("gpus", "warning", "request one type: --gpu-type, or --constraint"),
-    "the MTU": ("mtu", "warning", "check it: ip link; larger packets may be lost"),
-    "the file system of the shared directory": ("folder", "warning", "check it: df"),
-    "the limit of open files": ("limits", "warning", "check it: ulimit -n"),
-}
-"""What should be the same on all nodes: its check, the severity of a difference, and the fix."""
+
+class _Property(NamedTuple):
+    """A value that should be the same on all nodes."""
+
+    name: str
+    value: str
+    """Empty if it is unknown."""
+    check: str
+    severity: Severity
+    """Of a difference."""
+    fix: str
 
 
-def _describe(node: Node) -> dict[str, str]:
-    """Return the values that should be the same on all nodes; '' if one is unknown."""
+def _list_properties(node: Node) -> list[_Property]:
     look, facts, torch = node.look, node.facts or Facts(), node.torch or Torch()
-    return {
-        "Python": f"{look.python_version} in {look.python_prefix}" if look.python_version else "",
-        "torch": torch.version,
-        "torch's CUDA": torch.cuda,
-        "NCCL": torch.nccl,
-        "the GPU driver": facts.driver,
-        "the GPU type": ", ".join(sorted({gpu.name for gpu in own_gpus(facts)})),
-        "the MTU": str(facts.mtu or ""),
-        "the file system of the shared directory": (
-            look.folder_type if look.folder == "seen" else ""
-        ),
-        "the limit of open files": str(look.limits.get("files", "")),
-    }
+    python = f"{look.python_version} in {look.python_prefix}" if look.python_version else ""
+    folder_type = look.folder_type if look.folder == "seen" else ""
+    gpu_types = ", ".join(sorted({gpu.name for gpu in own_gpus(facts)}))
+    shared = "the file system of the shared directory"
+    files = str(look.limits.get("files", ""))
+    one = "use one environment on shared storage"
+    driver = "install the same driver on all nodes"
+    kind = "request one type: --gpu-type, or --constraint"
+    packets = "check it: ip link; larger packets may be lost"
+    return [
+        _Property("Python", python, "python", "error", one),
+        _Property("torch", torch.version, "torch", "error", one),
+        _Property("torch's CUDA", torch.cuda, "cuda", "error", one),
+        _Property("NCCL", torch.nccl, "nccl", "error", one),
+        _Property("the GPU driver", facts.driver, "driver", "warning", driver),
+        _Property("the GPU type", gpu_types, "gpus", "warning", kind),
+        _Property("the MTU", str(facts.mtu or ""), "mtu", "warning", packets),
+        _Property(shared, folder_type, "folder", "warning", "check it: df"),
+        _Property("the limit of open files", files, "limits", "warning", "check it: ulimit -n"),
+    ]
 
 
 def _judge_differences(nodes: Sequence[Node]) -> Iterator[Finding]:
-    known = {node.name: _describe(node) for node in nodes}
-    for what, (check, severity, fix) in _COMPARED.items():
-        values = {name: texts[what] for name, texts in known.items() if texts[what]}
-        usual, odd = find_odd(values)
+    for properties in zip(*map(_list_properties, nodes), strict=True):
+        name, _, check, severity, fix = properties[0]
+        pairs = zip(nodes, properties, strict=True)
+        usual, odd = find_odd({node.name: one.value for node, one in pairs if one.value})
         if odd and not usual:
-            some = "; ".join(f"{name} {text}" for name, text in list(odd.items())[:4])
-            yield _find(severity, "", check, f"{what} differs: {some}", fix)
+            some = "; ".join(f"{node} {value}" for node, value in list(odd.items())[:4])
+            yield _find(severity, "", check, f"{name} differs: {some}", fix)
             continue
-        for name, text in odd.items():
-            yield _find(severity, name, check, f"{what} is {text}, on other nodes {usual}", fix)
+        for node, value in odd.items():
+            yield _find(severity, node, check, f"{name} is {value}, on other nodes {usual}", fix)
 
 
 def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -309,7 +310,7 @@ def judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
             why = "cannot reach the ports of any other node"
             yield _error(node.name, "ports", why, cable)
         elif missed:
-            why = f"{node.name} cannot reach ports of {_name_some(missed)}"
+            why = f"{node.name} cannot reach ports of {list_names(missed, 4)}"
             yield _error("", "ports", why, "check the firewall and routes between them")
 
 
@@ -379,7 +380,4 @@ def _judge_gpu_speed(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def rate(bytes_per_s: float) -> str:
     """Format a bandwidth: `1.3 GB/s`, `24 MB/s`."""
-    if bytes_per_s >= 1e9:
-        return f"{bytes_per_s / 1e9:.1f} GB/s"
-    digits = 0 if bytes_per_s >= 1e7 else 1
-    return f"{bytes_per_s / 1e6:.{digits}f} MB/s"
+    return f"{format_bytes(bytes_per_s)}/s"

@@ -7,6 +7,7 @@ from typing import Any
 
 from echelon.core.nodes import compress
 from echelon.core.terminal_escape import in_one_line
+from echelon.core.units import format_bytes
 from echelon.launch.doctor.findings import rate
 from echelon.launch.doctor.gpus import own_gpus
 from echelon.launch.doctor.results import Examined, Facts, Finding, Node, Torch
@@ -48,7 +49,7 @@ def _describe_node(node: Node, examined: Examined) -> dict[str, str]:
         "import": "" if torch.error else f"{torch.import_s:.1f}s",
         "clock": _render_skew(facts.skew_s) if facts else "",
         "link": f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
-        "shm": _render_size(look.shm_mib) if look.shm_mib >= 0 else "",
+        "shm": format_bytes(look.shm_mib << 20) if look.shm_mib >= 0 else "",
         "GPUs": _count_gpus(facts) if facts and facts.gpus else "",
         "pair": rate(best) if best else "",
     }
@@ -61,10 +62,6 @@ def _count_gpus(facts: Facts) -> str:
 
 def _render_skew(seconds: float) -> str:
     return f"{seconds * 1e3:+.0f}ms" if abs(seconds) < 1 else f"{seconds:+.0f}s"
-
-
-def _render_size(mib: int) -> str:
-    return f"{mib / 1024:.0f}G" if mib >= 1024 else f"{mib}M"
 
 
 def render_summary(examined: Examined) -> list[str]:

@@ -71,7 +71,7 @@ def test_the_table():
     headings, rows = render_table(EXAMINED)
     assert headings == ["node", "python", "torch", "import", "clock", "link", "shm", "pair"]
     assert rows == [
-        ["node1", "3.11.7", "2.13.0", "3.2s", "+1ms", "eth0 1500", "12G", "1.2 GB/s"],
+        ["node1", "3.11.7", "2.13.0", "3.2s", "+1ms", "eth0 1500", "13 GB", "1.2 GB/s"],
         ["node2", "-", "-", "-", "-", "-", "-", "1.2 GB/s"],
     ]
 
