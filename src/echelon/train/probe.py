@@ -99,7 +99,7 @@ def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any
     """Return the devices that torch can use."""
     import torch  # noqa: PLC0415
 
-    found: dict[str, Any] = {"devices": 0, "nccl": "", "device_error": ""}
+    found: dict[str, Any] = {"devices": 0, "uuids": [], "nccl": "", "device_error": ""}
     if torch.version.cuda is None:
         return found
     try:
@@ -109,6 +109,7 @@ def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         found["devices"] = torch.cuda.device_count()
+        found["uuids"] = [_uuid(index) for index in range(found["devices"])]
     except Exception as error:  # noqa: BLE001  no driver, an old one, no GPU
         found["device_error"] = str(error).strip().splitlines()[0][:200]
     return found
@@ -180,11 +181,10 @@ def compute(_order: Order, local_rank: int, _handle: int) -> dict[str, Any]:
         "tflops": round(2 * side**3 / product_s / 1e12, 1),
         "memory_gbs": round(2 * source.numel() / copy_s / 1e9, 1),
         "name": torch.cuda.get_device_name(device),
-        "uuid": _uuid(device),
     }
 
 
-def _uuid(device: Any) -> str:
+def _uuid(device: int) -> str:
     """Return the driver's UUID of a GPU; empty if torch is older than 2.5."""
     import torch  # noqa: PLC0415
 

@@ -292,6 +292,4 @@ class Examination:
             return
         self._tell("measuring matrix products and copies on each GPU")
         for node, answer in (await self._probes.ask("measure", orders, limit_s=2 * ASK_S)).items():
-            facts = self._nodes[node].facts
-            if facts is not None:
-                self._note(node, facts=add_figures(facts, answer))
+            self._note(node, facts=add_figures(self._nodes[node], answer))

@@ -184,11 +184,11 @@ def _judge_gpus(node: Node) -> Iterator[Finding]:
     elif len(facts.gpus) < (1 if facts.parts else facts.granted):
         why = f"{facts.granted} GPUs were granted, but only {len(facts.gpus)} are present"
         yield _error(name, "gpus", why, "check the driver's errors: dmesg | grep -i xid")
-    has_none = facts.in_job and not facts.granted and not torch.devices
+    gpus, certain = own_gpus(node)
     severity, doubt = "error", ""
-    if facts.ours is None:
+    if not certain:
         severity, doubt = "warning", "; it may belong to another job"
-    for gpu in [] if has_none else own_gpus(facts):
+    for gpu in gpus:
         if gpu.ecc_errors:
             why = f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors{doubt}"
             fix = "have it reset or replaced: nvidia-smi -q -d ECC"
@@ -238,7 +238,7 @@ def _list_properties(node: Node) -> list[_Property]:
     look, facts, torch = node.look, node.facts or Facts(), node.torch or Torch()
     python = f"{look.python_version} in {look.python_prefix}" if look.python_version else ""
     folder_type = look.folder_type if look.folder == "seen" else ""
-    gpu_types = ", ".join(sorted({gpu.name for gpu in own_gpus(facts)}))
+    gpu_types = ", ".join(sorted({gpu.name for gpu in own_gpus(node)[0]}))
     shared = "the file system of the shared directory"
     files = str(look.limits.get("files", ""))
     one = "use one environment on shared storage"

@@ -1,16 +1,26 @@
-"""A node's GPUs, from nvidia-smi, and which of them are ours: it may also show other jobs' GPUs."""
+"""A node's GPUs, from nvidia-smi, and which of them are ours: it may also show other jobs' GPUs.
+
+Ours are those that torch can use: only CUDA knows how it numbers GPUs of several types, or MIG.
+"""
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from echelon.core.codec import decode
-from echelon.core.shell import Result, Shell
+from echelon.core.shell import Shell
 from echelon.errors import EchelonError
-from echelon.launch.doctor.results import Facts, Gpu, Measured, RankAnswer, read_count
-from echelon.world import list_devices
+from echelon.launch.doctor.results import (
+    Facts,
+    Gpu,
+    Measured,
+    Node,
+    RankAnswer,
+    Torch,
+    read_count,
+)
 
 GPU_S = 30.0
 _FIELDS = "index,name,uuid,memory.total,driver_version,ecc.errors.uncorrected.volatile.total"
@@ -29,30 +39,20 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
     """Return the driver's version, the GPUs, and why they could not be queried, or ''."""
     if shell.which("nvidia-smi") is None:
         return "", [], "there is no nvidia-smi"
+    # This path may lead to CUDA's stub libraries, with which nvidia-smi fails.
+    clean = {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
     for reasons in _REASON_FIELDS:
-        query = (f"--query-gpu={_FIELDS}{reasons}", "--format=csv,noheader,nounits")
+        query = [f"--query-gpu={_FIELDS}{reasons}", "--format=csv,noheader,nounits"]
         try:
-            shown = await asyncio.to_thread(_run_smi, shell, env, *query)
+            shown = await asyncio.to_thread(
+                shell.run, ["nvidia-smi", *query], env=clean, timeout_s=GPU_S
+            )
         except EchelonError as error:
             return "", [], error.message
         if not shown.code:
             return *parse_gpus(shown.stdout), ""
     lines = (shown.stdout + shown.stderr).strip().splitlines() or ["no output"]
     return "", [], f"nvidia-smi exited with code {shown.code}: {lines[-1][:200]}"
-
-
-async def ask_mig(shell: Shell, env: Mapping[str, str]) -> dict[str, str]:
-    """Return MIG instance → its GPU, by UUID."""
-    try:
-        return parse_mig((await asyncio.to_thread(_run_smi, shell, env, "--list-gpus")).stdout)
-    except EchelonError:
-        return {}
-
-
-def _run_smi(shell: Shell, env: Mapping[str, str], *options: str) -> Result:
-    # This path may lead to CUDA's stub libraries, with which nvidia-smi fails.
-    clean = {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
-    return shell.run(["nvidia-smi", *options], env=clean, timeout_s=GPU_S)
 
 
 def parse_gpus(text: str) -> tuple[str, list[Gpu]]:
@@ -81,69 +81,6 @@ def _parse_reasons(mask: str) -> tuple[str, ...]:
     return tuple(reason for bit, reason in _REASONS.items() if bits & bit)
 
 
-def parse_mig(text: str) -> dict[str, str]:
-    """Parse which MIG instance belongs to which GPU. Pure.
-
-    `GPU 0: NVIDIA A100 (UUID: GPU-5c89)`, and below it
-    `  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)`.
-    """
-    found, gpu = {}, ""
-    for line in text.splitlines():
-        uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
-        if uuid and line.startswith("GPU "):
-            gpu = uuid[1]
-        elif uuid and gpu:
-            found[uuid[1]] = gpu
-    return found
-
-
-def has_mig(environ: Mapping[str, str]) -> bool:
-    """Tell whether MIG instances were granted."""
-    devices = list_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
-    return any(device.startswith("MIG-") for device in devices)
-
-
-def find_ours(
-    gpus: Sequence[Gpu], environ: Mapping[str, str], mig: Mapping[str, str]
-) -> list[int] | None:
-    """Return the indices of our GPUs, in torch's order; None if they cannot be determined. Pure.
-
-    Args:
-        gpus: the GPUs that nvidia-smi shows.
-        environ: our environment variables, which name the GPUs that were granted.
-        mig: MIG instance → its GPU, by UUID.
-    """
-    every = [gpu.index for gpu in gpus]
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    devices = list_devices(visible or "")
-    if not devices:
-        if "SLURM_JOB_ID" not in environ:
-            return every  # the user's own machine: all GPUs count, even hidden ones
-        return None if visible is None else []
-    # With several GPU types, CUDA numbers the fastest first, and nvidia-smi by PCI bus.
-    by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    numbered = by_bus or len({gpu.name for gpu in gpus}) == 1
-    matches = [_match(mig.get(device, device), gpus, numbered=numbered) for device in devices]
-    if all(len(indices) == 1 for indices in matches):
-        return list(dict.fromkeys(index for (index,) in matches))
-    # Slurm may hide all other GPUs and number the remaining ones from zero.
-    return every if len(gpus) <= (1 if has_mig(environ) else len(devices)) else None
-
-
-def _match(device: str, gpus: Sequence[Gpu], *, numbered: bool) -> list[int]:
-    """Return the indices of the GPUs given by a number or by a prefix of the UUID."""
-    if device.startswith("GPU-"):
-        return [gpu.index for gpu in gpus if gpu.uuid.startswith(device)]
-    return [gpu.index for gpu in gpus if numbered and str(gpu.index) == device]
-
-
-def own_gpus(facts: Facts) -> list[Gpu]:
-    """Return our GPUs; all GPUs if ours cannot be determined."""
-    if facts.ours is None:
-        return list(facts.gpus)
-    return [gpu for index in facts.ours for gpu in facts.gpus if gpu.index == index]
-
-
 def count_usable(facts: Facts) -> int:
     """Return how many GPUs torch should be able to use.
 
@@ -155,22 +92,37 @@ def count_usable(facts: Facts) -> int:
     return facts.granted if facts.granted or facts.in_job else len(facts.gpus)
 
 
-def add_figures(facts: Facts, answer: Mapping[str, Any]) -> Facts:
-    """Return the facts with the figures measured on the GPUs that torch can use.
+def own_gpus(node: Node) -> tuple[list[Gpu], bool]:
+    """Return a node's GPUs without those of other jobs, and whether this is certain."""
+    facts, torch = node.facts or Facts(), node.torch or Torch()
+    every = list(facts.gpus)
+    if len(every) <= count_usable(facts):
+        return every, True
+    if not torch.devices and not facts.granted:
+        return [], True
+    own = _find_gpus(facts, torch)
+    return (own, True) if len(own) == torch.devices > 0 else (every, False)
 
-    The GPUs are found by UUID, or else by order. If that fails too, the list is replaced by the
-    measured ones, numbered as in torch.
+
+def _find_gpus(facts: Facts, torch: Torch) -> list[Gpu]:
+    """Return the GPUs that torch can use, in its order."""
+    known = {gpu.uuid: gpu for gpu in facts.gpus if gpu.uuid}
+    return [known[uuid] for uuid in torch.uuids if uuid in known]
+
+
+def add_figures(node: Node, answer: Mapping[str, Any]) -> Facts:
+    """Return a node's facts with the figures measured on the GPUs that torch can use.
+
+    If it is not known which GPUs those are, the list is replaced by them, numbered as in torch.
     """
+    facts, torch = node.facts or Facts(), node.torch or Torch()
     figures = decode(Measured, answer).ranks
-    named = {gpu.uuid: gpu for gpu in facts.gpus if gpu.uuid}
-    gpus = [named[figure.uuid] for figure in figures if figure.uuid in named]
-    if len(gpus) != len(figures):
-        gpus = own_gpus(facts)[: 1 if facts.parts else None]
+    gpus = _find_gpus(facts, torch) or own_gpus(node)[0]
     if unknown := len(gpus) != len(figures):
         gpus = [Gpu(index=index) for index in range(len(figures))]
     measured = {gpu.index: _add(gpu, figure) for gpu, figure in zip(gpus, figures, strict=True)}
-    if unknown:
-        return replace(facts, gpus=list(measured.values()), ours=list(measured))
+    if unknown and measured:
+        return replace(facts, gpus=list(measured.values()))
     return replace(facts, gpus=[measured.get(gpu.index, gpu) for gpu in facts.gpus])
 
 

@@ -17,7 +17,7 @@ from echelon.core.proc import read_text
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets, try_sockets
-from echelon.launch.doctor.gpus import ask_gpus, ask_mig, find_ours, has_mig
+from echelon.launch.doctor.gpus import ask_gpus
 from echelon.launch.doctor.results import read_count
 from echelon.launch.doctor.torch_client import TorchClient
 from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
@@ -30,7 +30,7 @@ from echelon.launch.protocol.rank_environment import (
     receive_key,
 )
 from echelon.run.journal import write_error
-from echelon.world import count_devices
+from echelon.world import list_devices
 
 RESOLVE_S = 5.0
 """Limit for resolving a name; an unreachable resolver is tried twice, for 5 s each."""
@@ -50,6 +50,7 @@ class Probe:
     ) -> None:
         self._node, self._environ, self._shell = node, environ, shell
         self._key = key
+        self._granted = list_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         clean = {name: value for name, value in environ.items() if name not in PRIVATE}
         self._torch = TorchClient(shell, clean, log)
         self._sockets = RendezvousSockets()
@@ -109,7 +110,7 @@ class Probe:
                 host=addresses.host_identity(),
                 addresses=addresses.host_addresses(),
                 pid=os.getpid(),
-                gpus=count_devices(self._environ.get("CUDA_VISIBLE_DEVICES", "")),
+                gpus=len(self._granted),
             )
         )
 
@@ -149,8 +150,6 @@ class Probe:
         assert self._link is not None
         interface = addresses.interface_towards(self._link.peer_address)
         driver, gpus, gpu_error = await ask_gpus(self._shell, self._environ)
-        parts = has_mig(self._environ)
-        mig = await ask_mig(self._shell, self._environ) if parts and gpus else {}
         return {
             "interface": interface,
             "mtu": read_count(read_text(Path("/sys/class/net", interface, "mtu")).strip(), 0),
@@ -162,8 +161,7 @@ class Probe:
             "gpus": [asdict(gpu) for gpu in gpus],
             "gpu_error": gpu_error,
             "in_job": "SLURM_JOB_ID" in self._environ,
-            "parts": parts,
-            "ours": find_ours(gpus, self._environ, mig),
+            "parts": any(device.startswith("MIG-") for device in self._granted),
         }
 
     async def _await_file(self, path: str, text: str, limit_s: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from echelon.core.terminal_escape import in_one_line
 from echelon.core.units import format_bytes
 from echelon.launch.doctor.findings import rate
 from echelon.launch.doctor.gpus import own_gpus
-from echelon.launch.doctor.results import Examined, Facts, Finding, Node, Torch
+from echelon.launch.doctor.results import Examined, Finding, Node, Torch
 
 WARNED, BROKEN = 1, 3
 """Exit codes: only warnings; at least one error."""
@@ -50,13 +50,13 @@ def _describe_node(node: Node, examined: Examined) -> dict[str, str]:
         "clock": _render_skew(facts.skew_s) if facts else "",
         "link": f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
         "shm": format_bytes(look.shm_mib << 20) if look.shm_mib >= 0 else "",
-        "GPUs": _count_gpus(facts) if facts and facts.gpus else "",
+        "GPUs": _count_gpus(node) if facts and facts.gpus else "",
         "pair": rate(best) if best else "",
     }
 
 
-def _count_gpus(facts: Facts) -> str:
-    ours, every = len(own_gpus(facts)), len(facts.gpus)
+def _count_gpus(node: Node) -> str:
+    ours, every = len(own_gpus(node)[0]), len(node.facts.gpus if node.facts else ())
     return str(every) if ours == every else f"{ours} of {every}"
 
 

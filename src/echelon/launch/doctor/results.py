@@ -21,11 +21,6 @@ def _read_severity(value: Any) -> str | None:
 Severity = Annotated[Literal["error", "warning"], Read(_read_severity, "warning")]
 
 
-def _read_indices(value: Any) -> list[int] | None:
-    plain = isinstance(value, list) and all(to_count(index) is not None for index in value)
-    return value if plain else None
-
-
 @frozen
 class Look:
     """The first look at a node, from a few lines of sh."""
@@ -95,8 +90,6 @@ class Facts:
     driver: str = ""
     gpus: Sequence[Gpu] = ()
     """All GPUs that the driver shows; some may belong to other jobs."""
-    ours: Annotated[Sequence[int] | None, Read(_read_indices, None)] = None
-    """Indices of our GPUs, in torch's order; None if they cannot be determined."""
     gpu_error: str = ""
     """Why the driver could not be queried."""
 
@@ -114,6 +107,8 @@ class Torch:
     nccl: str = ""
     devices: int = 0
     """Number of GPUs that it can use."""
+    uuids: Sequence[str] = ()
+    """The driver's UUIDs of these GPUs; empty texts if torch is older than 2.5."""
     device_error: str = ""
     """Why it cannot use any."""
 
@@ -159,8 +154,6 @@ class RankAnswer:
     memory_gbs: Figure = 0.0
     name: str = ""
     """The GPU's name."""
-    uuid: str = ""
-    """The driver's UUID of the GPU."""
 
 
 @frozen

@@ -25,17 +25,24 @@ LOOK = Look(
     limits={"files": 65536, "processes": 65536, "locked_kib": -1},
     shm_mib=64000,
 )
-GPU = Gpu(index=0, name="H100", tflops=600.0, memory_gbs=3000.0)
+GPU = Gpu(index=0, name="H100", uuid="GPU-0", tflops=600.0, memory_gbs=3000.0)
+GPU_1 = replace(GPU, index=1, uuid="GPU-1")
 FACTS = Facts(
     interface="ib0",
     mtu=2044,
     in_job=True,
     granted=2,
     driver="550.1",
-    gpus=[GPU, replace(GPU, index=1)],
-    ours=[0, 1],
+    gpus=[GPU, GPU_1],
 )
-TORCH = Torch(import_s=3.0, version="2.6.0", cuda="12.4", nccl="2.21.5", devices=2)
+TORCH = Torch(
+    import_s=3.0,
+    version="2.6.0",
+    cuda="12.4",
+    nccl="2.21.5",
+    devices=2,
+    uuids=["GPU-0", "GPU-1"],
+)
 
 
 def node(name, **changes):
@@ -103,19 +110,19 @@ def test_nodes_that_are_well_and_alike_give_no_finding():
             *("warning", "limits", "locked memory is limited to 64 KiB"),
         ),
         (
-            {"facts__gpus": [GPU, replace(GPU, index=1, ecc_errors=3)]},
+            {"facts__gpus": [GPU, replace(GPU_1, ecc_errors=3)]},
             *("error", "ecc", "GPU 1 has 3"),
         ),
         (
-            {"facts__gpus": [GPU, replace(GPU, index=1, throttle=("power brake",))]},
+            {"facts__gpus": [GPU, replace(GPU_1, throttle=("power brake",))]},
             *("warning", "throttle", "GPU 1 is throttled: power brake"),
         ),
         (
-            {"facts__gpus": [GPU, replace(GPU, index=1, tflops=450.0)]},
+            {"facts__gpus": [GPU, replace(GPU_1, tflops=450.0)]},
             *("warning", "gpu speed", "450 TFLOP/s, on others 600"),
         ),
         (
-            {"facts__gpus": [GPU, replace(GPU, index=1, memory_gbs=900.0)]},
+            {"facts__gpus": [GPU, replace(GPU_1, memory_gbs=900.0)]},
             *("error", "gpu speed", "900 GB/s, on others 3000"),
         ),
         (
@@ -190,7 +197,7 @@ def test_a_graver_fault_of_one_node_is_not_lost_in_what_all_have():
 
 
 def test_broken_hardware_is_each_nodes_own_on_however_many():
-    broken = [GPU, replace(GPU, index=1, ecc_errors=3)]
+    broken = [GPU, replace(GPU_1, ecc_errors=3)]
     found = findings(*(node(name, facts__gpus=broken) for name in "ab"), others=0)
     assert [(one.node, one.check) for one in found] == [("a", "ecc"), ("b", "ecc")]
 
@@ -202,13 +209,21 @@ def test_what_is_wrong_with_a_single_node_is_its_own():
 
 def node_with_bad_gpu(**changes):
     """A node with a third GPU, which is not as it should be."""
-    bad = replace(GPU, index=2, ecc_errors=3, throttle=("power brake",), tflops=0.0, memory_gbs=0.0)
+    bad = replace(
+        GPU,
+        index=2,
+        uuid="GPU-2",
+        ecc_errors=3,
+        throttle=("power brake",),
+        tflops=0.0,
+        memory_gbs=0.0,
+    )
     return node("odd", facts__gpus=[*FACTS.gpus, bad], **changes)
 
 
 def test_gpus_of_other_jobs_are_not_ours_to_judge():
     assert findings(node_with_bad_gpu()) == []
-    found = findings(node_with_bad_gpu(facts__ours=[0, 2]))
+    found = findings(node_with_bad_gpu(torch__uuids=["GPU-0", "GPU-2"]))
     assert [(one.check, one.severity) for one in found] == [
         ("ecc", "error"),
         ("throttle", "warning"),
@@ -216,16 +231,15 @@ def test_gpus_of_other_jobs_are_not_ours_to_judge():
 
 
 def test_gpus_that_may_be_others_are_a_remark():
-    found = findings(node_with_bad_gpu(facts__ours=None))
+    found = findings(node_with_bad_gpu(torch__uuids=["", ""]))
     assert [(one.check, one.severity) for one in found] == [
         *(("ecc", "warning"), ("throttle", "warning"))
     ]
     assert all("it may belong to another job" in one.message for one in found)
 
 
-@pytest.mark.parametrize("ours", [[], None])
-def test_a_job_without_gpus_has_none_to_be_blamed_for(ours):
-    alike = {"facts__granted": 0, "facts__ours": ours, "torch__devices": 0}
+def test_a_job_without_gpus_has_none_to_be_blamed_for():
+    alike = {"facts__granted": 0, "torch__uuids": [], "torch__devices": 0}
     hidden = [node_with_bad_gpu(**alike), node("b", **alike)]
     assert findings(*hidden, others=0) == []
 
@@ -239,7 +253,7 @@ def test_on_a_machine_of_ones_own_torch_should_see_all_gpus():
 
 
 def test_of_parts_of_a_gpu_torch_uses_one():
-    parts = {"facts__parts": True, "facts__granted": 3, "facts__gpus": [GPU], "facts__ours": [0]}
+    parts = {"facts__parts": True, "facts__granted": 3, "facts__gpus": [GPU]}
     assert findings(node("a", **parts, torch__devices=1), others=0) == []
     (one,) = findings(node("a", **parts, torch__devices=0), others=0)
     assert "can use 0 of 1 GPUs" in one.message

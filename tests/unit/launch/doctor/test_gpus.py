@@ -1,23 +1,13 @@
 """GPUs: parsing of nvidia-smi, and which of them are ours."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import TimedOutError
-from echelon.launch.doctor.gpus import (
-    add_figures,
-    ask_gpus,
-    ask_mig,
-    find_ours,
-    has_mig,
-    own_gpus,
-    parse_gpus,
-    parse_mig,
-)
-from echelon.launch.doctor.results import Facts, Gpu
+from echelon.launch.doctor.gpus import add_figures, ask_gpus, own_gpus, parse_gpus
+from echelon.launch.doctor.results import Facts, Gpu, Node, Torch
 
 BASIC = """\
 0, NVIDIA H200, GPU-1, 143771, 570.86.15, 0
@@ -83,105 +73,69 @@ def test_what_is_no_gpu(text):
     assert parse_gpus(text) == ("", [])
 
 
-LISTED = """\
-GPU 0: NVIDIA A100 (UUID: GPU-5c89)
-  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)
-  MIG 2g.10gb     Device  1: (UUID: MIG-9f01)
-GPU 1: NVIDIA A100 (UUID: GPU-77aa)
-  MIG 7g.40gb     Device  0: (UUID: MIG-0001)
-"""
-
-
-def test_parts_of_gpus():
-    known = {"MIG-1d5b": "GPU-5c89", "MIG-9f01": "GPU-5c89", "MIG-0001": "GPU-77aa"}
-    assert parse_mig(LISTED) == known
-    assert parse_mig("No devices found.\n") == {}
-    shell = FakeShell(answers={"nvidia-smi --list-gpus": LISTED})
-    assert asyncio.run(ask_mig(shell, {})) == known
-
-
 def test_one_without_ecc():
     _, (gpu,) = parse_gpus("0, GeForce, GPU-1, 8192, 535.1, [N/A]\n")
     assert gpu.ecc_errors == 0
 
 
 GPUS = [Gpu(index=number, name="H100", uuid=f"GPU-{number}abc") for number in range(4)]
-MIXED = [*GPUS[:3], replace(GPUS[3], name="T4")]
-PARTS = {"MIG-a": "GPU-1abc", "MIG-b": "GPU-1abc", "MIG-c": "GPU-2abc"}
 
 
-def ours(visible, gpus=GPUS, *, in_job=True, **environ):
-    environ |= {"SLURM_JOB_ID": "1"} if in_job else {}
-    environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return find_ours(gpus, environ, PARTS)
+def node(gpus=GPUS, *, uuids=(), devices=None, **facts):
+    """A node of a job, whose torch can use the GPUs with these UUIDs."""
+    torch = Torch(devices=len(uuids) if devices is None else devices, uuids=uuids)
+    return Node(name="n", facts=Facts(**{"gpus": gpus, "in_job": True, **facts}), torch=torch)
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("uuids", "devices", "granted", "indices", "certain"),
     [
-        ("2,1", [2, 1]),
-        ("0,1,2,3", [0, 1, 2, 3]),
-        ("GPU-3abc,GPU-0abc", [3, 0]),
-        ("GPU-3", [3]),
-        ("GPU-", None),  # of several
-        ("GPU-9", None),
-        ("7", None),
-        ("0:1", None),
-        ("MIG-a,MIG-b", [1]),
-        ("MIG-c,MIG-a", [2, 1]),
-        ("MIG-unknown", None),
-        ("", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-        (None, None),
+        (("GPU-2abc", "GPU-1abc"), 2, 2, [2, 1], True),
+        (("GPU-2abc",), 1, 2, [2], True),
+        (("GPU-2abc", "GPU-9"), 2, 2, [0, 1, 2, 3], False),
+        (("", ""), 2, 2, [0, 1, 2, 3], False),  # torch is older than 2.5
+        ((), 0, 2, [0, 1, 2, 3], False),
+        ((), 0, 0, [], True),
+        ((), 0, 4, [0, 1, 2, 3], True),  # nvidia-smi shows no others
+        (("GPU-2abc",), 1, 0, [2], True),  # Slurm does not manage GPUs
     ],
 )
-def test_in_a_job(visible, found):
-    assert ours(visible) == found
+def test_gpus_of_a_job_are_those_that_torch_can_use(uuids, devices, granted, indices, certain):
+    gpus, sure = own_gpus(node(uuids=uuids, devices=devices, granted=granted))
+    assert ([gpu.index for gpu in gpus], sure) == (indices, certain)
 
 
-@pytest.mark.parametrize("visible", [None, "", "-1"])
-def test_a_machine_of_ones_own_has_its_gpus_whatever_is_hidden(visible):
-    assert ours(visible, in_job=False) == [0, 1, 2, 3]
+def test_all_gpus_of_a_machine_outside_a_job_are_ours():
+    assert own_gpus(node(in_job=False)) == (GPUS, True)
+    assert own_gpus(Node(name="n")) == ([], True)
 
 
-def test_where_slurm_shows_only_what_it_has_granted():
-    assert ours("2,3", GPUS[:2]) == [0, 1]
-    assert ours("MIG-unknown", GPUS[:1]) == [0]
-    assert ours("0,1,2,3", GPUS[:3]) == [0, 1, 2]  # one has fallen off the bus
-    assert ours("0", []) == []
-
-
-def test_cuda_counts_gpus_of_several_kinds_in_its_own_order():
-    assert ours("0", MIXED) is None
-    assert ours("0", MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == [0]
-    assert ours("GPU-0abc", MIXED) == [0]
-
-
-def test_mig_instances_are_recognised():
-    assert has_mig({"CUDA_VISIBLE_DEVICES": "MIG-a"})
-    assert not has_mig({"CUDA_VISIBLE_DEVICES": "0"})
-    assert not has_mig({})
+def test_mig_instances_belong_to_the_only_gpu_that_is_shown():
+    parts = {"parts": True, "granted": 2, "uuids": ["MIG-a"]}
+    assert own_gpus(node(GPUS[:1], **parts)) == (GPUS[:1], True)
+    assert own_gpus(node(GPUS, **parts)) == (GPUS, False)
 
 
 FIGURE = {"tflops": 1.0, "memory_gbs": 2.0, "name": "X"}
 
 
-def measured(facts, *figures):
-    found = add_figures(facts, {"ranks": list(figures)})
-    return {gpu.index: (gpu.name, gpu.tflops) for gpu in found.gpus if gpu.tflops}
+def measured(node, *figures):
+    facts = add_figures(node, {"ranks": list(figures)})
+    return {gpu.index: (gpu.name, gpu.tflops) for gpu in facts.gpus if gpu.tflops}
 
 
-def test_figures_come_to_the_gpus_that_torch_has():
-    facts = Facts(gpus=GPUS, ours=[2, 1])
-    assert measured(facts, FIGURE, {"error": "e"}) == {2: ("H100", 1.0)}
-    assert len(add_figures(facts, {"ranks": [FIGURE, FIGURE]}).gpus) == 4
-    named = {**FIGURE, "uuid": "GPU-3abc"}
-    assert measured(Facts(gpus=GPUS, ours=None), named) == {3: ("H100", 1.0)}
-    assert measured(Facts(gpus=GPUS, ours=[1, 2], parts=True), FIGURE) == {1: ("H100", 1.0)}
+def test_figures_are_added_to_the_gpus_that_torch_has():
+    known = node(uuids=["GPU-2abc", "GPU-1abc"])
+    assert measured(known, FIGURE, {"error": "e"}) == {2: ("H100", 1.0)}
+    assert len(add_figures(known, {"ranks": [FIGURE, FIGURE]}).gpus) == 4
+    assert measured(node(GPUS[:1], granted=1, devices=1), FIGURE) == {0: ("H100", 1.0)}
 
 
-def test_figures_of_gpus_that_nobody_knows():
-    assert measured(Facts(ours=[]), FIGURE, FIGURE) == {0: ("X", 1.0), 1: ("X", 1.0)}
-    unknown = add_figures(Facts(gpus=GPUS, ours=None), {"ranks": [FIGURE]})
-    assert [gpu.name for gpu in own_gpus(unknown)] == ["X"]
+def test_figures_of_unknown_gpus_are_numbered_as_in_torch():
+    assert measured(node(gpus=[], devices=2), FIGURE, FIGURE) == {0: ("X", 1.0), 1: ("X", 1.0)}
+    unknown = add_figures(node(devices=1, granted=1), {"ranks": [FIGURE]})
+    assert [gpu.name for gpu in unknown.gpus] == ["X"]
+
+
+def test_an_answer_without_figures_changes_nothing():
+    assert add_figures(node(), {"error": "it hangs"}).gpus == GPUS

@@ -14,7 +14,7 @@ from echelon.core.records import render_json
 from echelon.launch.doctor.all_reduce import merge_answers
 from echelon.launch.doctor.findings import judge
 from echelon.launch.doctor.first_look import parse_look
-from echelon.launch.doctor.gpus import parse_gpus, parse_mig
+from echelon.launch.doctor.gpus import parse_gpus
 from echelon.launch.doctor.preflight import find_unfit
 from echelon.launch.doctor.report import render_findings, render_table, to_record
 from echelon.launch.doctor.results import (
@@ -129,23 +129,6 @@ def test_what_is_parsed_from_any_output_of_nvidia_smi_is_in_it(said):
         assert 0 <= gpu.ecc_errors < 10**18
 
 
-@given(
-    st.text(max_size=100),
-    st.dictionaries(
-        st.from_regex(r"[A-Z0-9-]{1,8}", fullmatch=True), st.integers(0, 3), max_size=4
-    ),
-)
-def test_mig_instances_belong_to_the_gpu_above_them(noise, gpu_of):
-    lines = [line for line in noise.splitlines() if "UUID" not in line]
-    for gpu in range(4):
-        lines.append(f"GPU {gpu}: NVIDIA A100 (UUID: GPU-{gpu})")
-        parts = (part for part, above in gpu_of.items() if above == gpu)
-        lines += [f"  MIG 3g.20gb  Device  0: (UUID: MIG-{part})" for part in parts]
-    assert parse_mig("\n".join(lines)) == {
-        f"MIG-{part}": f"GPU-{gpu}" for part, gpu in gpu_of.items()
-    }
-
-
 WORDS = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=10)
 
 
@@ -163,8 +146,8 @@ def test_numbers_of_nvidia_smi_that_are_too_long_are_unknown():
     assert (gpu.memory_mib, gpu.ecc_errors) == (0, 0)
 
 
-FACTS = ("interface", "mtu", "gpus", "unnamed", "driver", "rdma", "more", "gpu_error", "ours")
-TORCH = ("error", "import_s", "version", "devices", "nccl", "more")
+FACTS = ("interface", "mtu", "gpus", "unnamed", "driver", "rdma", "more", "gpu_error")
+TORCH = ("error", "import_s", "version", "devices", "uuids", "nccl", "more")
 GPUS = st.lists(st.dictionaries(st.sampled_from(["index", "name", "ecc_errors"]), JSON), max_size=3)
 
 

@@ -77,9 +77,11 @@ def test_the_table():
 
 
 def test_gpus_of_other_jobs_are_not_counted_as_ours():
-    facts = Facts(gpus=[Gpu(index=number) for number in range(8)], ours=[2, 3])
-    for known, shown in ((facts, "2 of 8"), (replace(facts, ours=None), "8")):
-        headings, (row,) = render_table(Examined(nodes=[replace(WELL, facts=known)]))
+    gpus = [Gpu(index=number, uuid=f"GPU-{number}") for number in range(8)]
+    facts = Facts(gpus=gpus, in_job=True, granted=2)
+    for uuids, shown in (["GPU-2", "GPU-3"], "2 of 8"), (["", ""], "8"):
+        node = replace(WELL, facts=facts, torch=replace(WELL.torch, devices=2, uuids=uuids))
+        headings, (row,) = render_table(Examined(nodes=[node]))
         assert row[headings.index("GPUs")] == shown
 
 
