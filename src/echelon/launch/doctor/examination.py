@@ -21,7 +21,7 @@ from echelon.launch.doctor.all_reduce import (
     plan_rounds,
 )
 from echelon.launch.doctor.findings import judge
-from echelon.launch.doctor.first_look import FirstLook, Setup, can_run_probe
+from echelon.launch.doctor.first_look import Setup, can_run_probe, look_at_nodes
 from echelon.launch.doctor.gpus import add_figures
 from echelon.launch.doctor.probe_client import RECEIVED_S, Details, ProbeClient
 from echelon.launch.doctor.results import Examined, Facts, Group, Node, read_torch
@@ -82,8 +82,7 @@ class Examination:
         began_s = time.monotonic()
         self._pool.hear_signals()
         try:
-            first_look = FirstLook(setup=self._setup, probes=self._probes)
-            for node, look in (await first_look.look()).items():
+            for node, look in (await look_at_nodes(self._setup, self._probes)).items():
                 self._note(node, look=look)
             if await self._start_probes():
                 await self._ask_facts()
@@ -146,7 +145,6 @@ class Examination:
     async def _ask_facts(self) -> None:
         ahead_s, late_s = await self._read_clocks(), await self._await_file()
         here = self._here()
-        granted = {node: self._pool.agents[node].hello.gpus for node in here}
         addresses = {node: (self._nodes[node].name, self._addresses(node)[0]) for node in here}
         peers = {
             node: {"peers": dict(addresses[peer] for peer in choose_peers(here, node))}
@@ -158,7 +156,6 @@ class Examination:
                 continue
             facts = replace(
                 decode(Facts, answer),
-                granted=granted[node],
                 skew_s=round(ahead_s.get(node, 0.0), 4),
                 folder_late_s=late_s.get(node, 0.0),
             )

@@ -127,53 +127,48 @@ LIMIT_S, LONGER_LIMIT_S = 30.0, 60.0
 """How long a look may take, and how long the second one at a node that did not respond."""
 
 
-@frozen
-class FirstLook:
-    """Runs the script on all nodes."""
+async def look_at_nodes(setup: Setup, probes: ProbeClient) -> dict[int, Look]:
+    """Return the first look at each node.
 
-    setup: Setup
-    probes: ProbeClient
+    Raises:
+        StopError: a stop was requested.
+    """
+    count = setup.starter.nodes
+    setup.tell(f"first look at {counted(count, 'node')}")
+    nonce = secrets.token_hex(8)
+    write_atomic(setup.folder / "nonce", nonce)
+    room = asyncio.Semaphore(AT_ONCE)
 
-    async def look(self) -> dict[int, Look]:
-        """Return the first look at each node.
-
-        Raises:
-            StopError: a stop was requested.
-        """
-        count = self.setup.starter.nodes
-        self.setup.tell(f"first look at {counted(count, 'node')}")
-        nonce = secrets.token_hex(8)
-        write_atomic(self.setup.folder / "nonce", nonce)
-        looks = await self._look_at(range(count), nonce, LIMIT_S)
-        if silent := [node for node, look in looks.items() if not look.hostname]:
-            self.setup.tell(f"trying {counted(len(silent), 'node')} again that did not respond")
-            looks |= await self._look_at(silent, nonce, LONGER_LIMIT_S)
-        return looks
-
-    async def _look_at(self, nodes: Sequence[int], nonce: str, limit_s: float) -> dict[int, Look]:
-        room = asyncio.Semaphore(AT_ONCE)
-
-        async def look_at(node: int) -> Look:
-            async with room:
-                return await self._look_at_one(node, nonce, limit_s)
-
+    async def look_at(nodes: Sequence[int], limit_s: float) -> dict[int, Look]:
         loop = asyncio.get_running_loop()
-        tasks = {node: loop.create_task(look_at(node)) for node in nodes}
-        await self.probes.attend(list(tasks.values()))
+        tasks = {
+            node: loop.create_task(_look_at(setup, node, nonce, limit_s, room)) for node in nodes
+        }
+        await probes.attend(list(tasks.values()))
         return {node: task.result() for node, task in tasks.items()}
 
-    async def _look_at_one(self, node: int, nonce: str, limit_s: float) -> Look:
-        argv = ["sh", "-c", SCRIPT, "sh", str(self.setup.folder), nonce, self.setup.python]
-        if job := self.setup.environ.get("SLURM_JOB_ID", ""):
-            argv = [*look_step(job, self.setup.starter.host(node), limit_s), *argv]
+    looks = await look_at(range(count), LIMIT_S)
+    if silent := [node for node, look in looks.items() if not look.hostname]:
+        setup.tell(f"trying {counted(len(silent), 'node')} again that did not respond")
+        looks |= await look_at(silent, LONGER_LIMIT_S)
+    return looks
+
+
+async def _look_at(
+    setup: Setup, node: int, nonce: str, limit_s: float, room: asyncio.Semaphore
+) -> Look:
+    argv = ["sh", "-c", SCRIPT, "sh", str(setup.folder), nonce, setup.python]
+    if job := setup.environ.get("SLURM_JOB_ID", ""):
+        argv = [*look_step(job, setup.starter.host(node), limit_s), *argv]
+    async with room:
         code, output = await run_program(
-            self.setup.shell,
+            setup.shell,
             argv,
-            env=without_shape(self.setup.environ),
-            log=self.setup.scratch / f"look-{node}-{limit_s:g}.log",
+            env=without_shape(setup.environ),
+            log=setup.scratch / f"look-{node}-{limit_s:g}.log",
             limit_s=limit_s,
         )
-        return parse_look(output, describe_failure(code, output, limit_s))
+    return parse_look(output, describe_failure(code, output, limit_s))
 
 
 def describe_failure(code: int | None, output: str, limit_s: float) -> str:

@@ -50,7 +50,6 @@ class Probe:
     ) -> None:
         self._node, self._environ, self._shell = node, environ, shell
         self._key = key
-        self._granted = list_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         clean = {name: value for name, value in environ.items() if name not in PRIVATE}
         self._torch = TorchClient(shell, clean, log)
         self._sockets = RendezvousSockets()
@@ -110,7 +109,6 @@ class Probe:
                 host=addresses.host_identity(),
                 addresses=addresses.host_addresses(),
                 pid=os.getpid(),
-                gpus=len(self._granted),
             )
         )
 
@@ -149,6 +147,7 @@ class Probe:
     async def _find_facts(self, peers: Mapping[str, str]) -> dict[str, Any]:
         assert self._link is not None
         interface = addresses.interface_towards(self._link.peer_address)
+        granted = list_devices(self._environ.get("CUDA_VISIBLE_DEVICES", ""))
         driver, gpus, gpu_error = await ask_gpus(self._shell, self._environ)
         return {
             "interface": interface,
@@ -161,7 +160,8 @@ class Probe:
             "gpus": [asdict(gpu) for gpu in gpus],
             "gpu_error": gpu_error,
             "in_job": "SLURM_JOB_ID" in self._environ,
-            "parts": any(device.startswith("MIG-") for device in self._granted),
+            "granted": len(granted),
+            "parts": any(device.startswith("MIG-") for device in granted),
         }
 
     async def _await_file(self, path: str, text: str, limit_s: float) -> dict[str, Any]:

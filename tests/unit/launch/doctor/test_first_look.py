@@ -14,10 +14,10 @@ from echelon.launch.doctor.first_look import (
     LIMIT_S,
     LONGER_LIMIT_S,
     SCRIPT,
-    FirstLook,
     Setup,
     can_run_probe,
     describe_failure,
+    look_at_nodes,
     look_step,
     parse_look,
 )
@@ -149,7 +149,7 @@ def look_at_all(tmp_path, shell):
 
     async def scenario():
         pool = AgentPool(starter, HangWatch(0), lambda *_, **__: None, told.append)
-        return await FirstLook(setup=setup, probes=ProbeClient(pool)).look()
+        return await look_at_nodes(setup, ProbeClient(pool))
 
     return asyncio.run(scenario()), told
 
