@@ -61,7 +61,7 @@ def examine_played(setup, nodes, then=lambda _text: None, **environ):
     return asyncio.run(Examination(played).run()), reported
 
 
-def test_nodes_that_are_played_here(setup):
+def test_several_nodes_on_this_machine_have_no_errors(setup):
     examined, told = examine_played(setup, 3)
     assert [node.torch.error for node in examined.nodes] == [""] * 3
     assert {pair.nodes for pair in examined.pairs if not pair.error} >= {
@@ -158,7 +158,7 @@ def test_the_doctor_examines_this_machine(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_python_that_is_not_there(tmp_path):
+def test_doctor_reports_a_missing_python(tmp_path):
     with command(tmp_path, "--python=/no/such/python") as doctor:
         shown, _ = doctor.communicate(timeout=60)
     assert doctor.returncode == 3
@@ -166,7 +166,7 @@ def test_a_python_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_when_it_goes_all_of_it_goes(tmp_path, number):
+def test_no_process_is_left_when_the_doctor_is_killed(tmp_path, number):
     with command(tmp_path, f"--runs-dir={tmp_path}/runs", TMPDIR=str(tmp_path)) as doctor:
         for line in doctor.stderr:
             if "importing torch" in line:
@@ -179,7 +179,7 @@ def test_when_it_goes_all_of_it_goes(tmp_path, number):
 
 
 @pytest.mark.full
-def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
+def test_a_torch_process_that_hangs_is_replaced(tmp_path):
     async def scenario():
         worker = TorchClient(LocalShell(), clean_environment(), tmp_path / "log")
         try:
@@ -198,7 +198,7 @@ def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_worker_without_torch_says_so(tmp_path):
+def test_a_torch_process_without_torch_reports_an_error(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13 is missing')\n")
 
     async def scenario():

@@ -44,7 +44,7 @@ at=
 """
 
 
-def test_a_whole_answer():
+def test_a_complete_look_is_parsed():
     found = parse_look(WHOLE)
     assert (found.error, found.hostname, found.folder, found.folder_type) == (
         *("", "node3", "seen", "nfs"),
@@ -56,7 +56,7 @@ def test_a_whole_answer():
     assert found.shm_mib == 12026
 
 
-def test_where_it_hangs_is_where_its_lines_end():
+def test_a_look_that_hangs_names_its_step():
     found = parse_look(WHOLE.partition("folder=")[0], error="no answer within 30 s")
     assert found.error == "no answer within 30 s while checking the directory /shared"
     assert found.hostname == "node3"
@@ -70,11 +70,11 @@ def test_where_it_hangs_is_where_its_lines_end():
         ("sh: not found\n", "", "sh: not found"),
     ],
 )
-def test_one_that_says_nothing(said, error, told):
+def test_a_look_without_output_has_an_error(said, error, told):
     assert parse_look(said, error).error == told
 
 
-def test_a_python_that_does_not_run():
+def test_a_look_reports_why_python_does_not_run():
     said = WHOLE.partition("python=")[0] + "sh: 23: /env/bin/python: not found\ncode=127\nat=\n"
     found = parse_look(said)
     assert found.python_error == "sh: 23: /env/bin/python: not found"
@@ -82,7 +82,7 @@ def test_a_python_that_does_not_run():
 
 
 @pytest.mark.parametrize("name", ["plain", "a folder", "quo'te"])
-def test_the_script_itself(tmp_path, name):
+def test_the_look_script_finds_folder_and_python(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     (folder / "nonce").write_text("abc")
@@ -95,7 +95,7 @@ def test_the_script_itself(tmp_path, name):
     assert found.limits["files"]
 
 
-def test_the_script_where_things_are_missing(tmp_path):
+def test_the_look_script_reports_a_missing_folder_and_python(tmp_path):
     argv = ["sh", "-c", SCRIPT, "sh", str(tmp_path / "none"), "abc", "/no/such/python"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     found = parse_look(done.stdout)
@@ -103,7 +103,7 @@ def test_the_script_where_things_are_missing(tmp_path):
     assert "/no/such/python" in found.python_error
 
 
-def test_a_folder_without_what_was_just_written_is_another_one(tmp_path):
+def test_the_look_script_reports_a_folder_without_the_new_file_as_stale(tmp_path):
     (tmp_path / "old").touch()
     argv = ["sh", "-c", SCRIPT, "sh", str(tmp_path), "abc", sys.executable]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
@@ -154,7 +154,7 @@ def look_at_all(tmp_path, shell):
     return asyncio.run(scenario()), told
 
 
-def test_a_node_that_still_starts_is_asked_once_more(tmp_path):
+def test_nodes_that_do_not_respond_get_a_second_look(tmp_path):
     nodes = Nodes(node0=[WELL], node1=[BUSY, WELL], node2=[BUSY], node3=[HALF])
     found, told = look_at_all(tmp_path, nodes)
     assert nodes.asked == {"node0": 1, "node1": 2, "node2": 2, "node3": 1}
@@ -166,7 +166,7 @@ def test_a_node_that_still_starts_is_asked_once_more(tmp_path):
     assert LONGER_LIMIT_S > LIMIT_S
 
 
-def test_where_all_answer_none_is_asked_again(tmp_path):
+def test_nodes_that_respond_get_one_look(tmp_path):
     nodes = Nodes(node0=[WELL], node1=[WELL])
     _, told = look_at_all(tmp_path, nodes)
     assert set(nodes.asked.values()) == {1}
@@ -182,17 +182,17 @@ def test_where_all_answer_none_is_asked_again(tmp_path):
         (None, "host=n", "no answer within 30 s"),
     ],
 )
-def test_how_a_look_failed(code, said, told):
+def test_a_failed_look_is_described_with_the_message_of_srun(code, said, told):
     assert describe_failure(code, said, 30.0) == told
 
 
-def test_a_first_look_needs_no_folder_and_waits_for_no_other_step():
+def test_a_look_step_overlaps_others_and_starts_in_the_root_directory():
     argv = look_step("42", "node3", 30.0)
     assert {"--jobid=42", "--nodelist=node3", "--overlap", "--chdir=/", "--no-kill"} <= set(argv)
     assert "--immediate=20" in argv
 
 
-def test_where_a_probe_can_be_started():
+def test_a_probe_can_run_after_a_look_without_errors():
     assert can_run_probe(Look(folder="seen"))
     assert not can_run_probe(Look(folder="missing"))
     assert not can_run_probe(Look(folder="seen", error="it hangs"))

@@ -29,7 +29,7 @@ def ask(shell):
     return asyncio.run(ask_gpus(shell, {"PATH": "/bin", "LD_LIBRARY_PATH": "/stubs"}))
 
 
-def test_two_gpus_of_which_one_is_ill():
+def test_gpus_are_read_with_ecc_errors_and_throttle_reasons():
     shell = FakeShell(answers={OLDER: shown("0x0000000000000001", "0x0000000000000048")})
     driver, gpus, wrong = ask(shell)
     assert (driver, wrong) == ("570.86.15", "")
@@ -43,7 +43,7 @@ def test_two_gpus_of_which_one_is_ill():
     ("known", "masks", "throttle"),
     [(NEWER, ("0x80", "0x4"), [("power brake",), ()]), (QUERY, (), [(), ()])],
 )
-def test_a_driver_without_the_older_name_of_the_reasons(known, masks, throttle):
+def test_gpus_are_read_from_drivers_that_lack_throttle_fields(known, masks, throttle):
     unknown = Result(argv=("nvidia-smi",), code=2, stdout="Field is not a valid field to query.")
     answers = {QUERY: unknown, OLDER: unknown, NEWER: unknown, f"{QUERY} --format": unknown}
     shell = FakeShell(answers={**answers, f"{known} --format": shown(*masks)})
@@ -51,17 +51,17 @@ def test_a_driver_without_the_older_name_of_the_reasons(known, masks, throttle):
     assert ([gpu.throttle for gpu in gpus], wrong) == (throttle, "")
 
 
-def test_without_the_program():
+def test_a_missing_nvidia_smi_is_reported():
     assert ask(FakeShell(programs=[])) == ("", [], "there is no nvidia-smi")
 
 
-def test_where_it_fails():
+def test_a_failing_nvidia_smi_is_reported_with_its_output():
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     shell = FakeShell(answers={"nvidia-smi": Result(argv=("x",), code=9, stdout=said)})
     assert ask(shell) == ("", [], f"nvidia-smi exited with code 9: {said}")
 
 
-def test_where_it_hangs():
+def test_a_hanging_nvidia_smi_is_reported():
     def hang(_argv):
         raise TimedOutError("'nvidia-smi' did not end within 30 s")
 
@@ -69,11 +69,11 @@ def test_where_it_hangs():
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "0, x\n", "a, b, c, d, e, f\n"])
-def test_what_is_no_gpu(text):
+def test_lines_that_are_not_gpus_are_ignored(text):
     assert parse_gpus(text) == ("", [])
 
 
-def test_one_without_ecc():
+def test_a_gpu_without_ecc_has_no_errors():
     _, (gpu,) = parse_gpus("0, GeForce, GPU-1, 8192, 535.1, [N/A]\n")
     assert gpu.ecc_errors == 0
 

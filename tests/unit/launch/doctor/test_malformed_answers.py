@@ -155,7 +155,7 @@ GPUS = st.lists(st.dictionaries(st.sampled_from(["index", "name", "ecc_errors"])
     st.dictionaries(st.sampled_from(FACTS), JSON | GPUS),
     st.dictionaries(st.sampled_from(TORCH), JSON),
 )
-def test_of_any_answer_of_a_probe_only_values_of_the_right_type_are_taken(facts, torch):
+def test_values_of_the_wrong_type_in_an_answer_are_ignored(facts, torch):
     known, found = decode(Facts, facts), read_torch(torch)
     for record, told in ((known, facts), (found, torch)):
         for name, default in asdict(type(record)()).items():
@@ -180,14 +180,14 @@ def test_a_complete_answer_of_a_probe_is_taken_as_it_is():
 
 
 @given(st.dictionaries(st.sampled_from(["ranks", "error"]), JSON))
-def test_an_error_of_one_node_is_the_groups_whatever_the_other_answers(found):
+def test_an_error_of_one_node_is_the_groups_error_whatever_the_other_answers(found):
     group = merge_answers(("a", "b"), [found, {"error": "e"}], backend="gloo")
     assert group.error == "b: e" or group.error.startswith("a: ")
     assert (group.nodes, group.backend, group.bandwidth) == (("a", "b"), "gloo", 0.0)
 
 
 @pytest.mark.parametrize("found", [{}, {"ranks": [{}]}, {"ranks": [{"bandwidth": "x"}]}])
-def test_ranks_that_give_no_figure_have_failed(found):
+def test_ranks_without_figures_have_failed(found):
     assert merge_answers(("a", "b"), [found] * 2, backend="gloo").error
 
 

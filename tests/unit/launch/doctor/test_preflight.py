@@ -28,7 +28,7 @@ def finding(node, severity="error", message="it is slow"):
     return Finding(severity=severity, node=node, check="c", message=message, fix="f")
 
 
-def test_nodes_with_errors_are_unfit_for_the_first_of_them():
+def test_a_node_is_unfit_because_of_its_first_error():
     found = find_unfit(
         [
             finding("node2"),
@@ -44,7 +44,7 @@ def test_nodes_with_errors_are_unfit_for_the_first_of_them():
     ]
 
 
-def test_a_long_fault_is_cut():
+def test_a_long_preflight_fault_is_shortened():
     (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS)
     assert len(hello.fault) < 250
 
@@ -84,7 +84,7 @@ def events(run):
     return [json.loads(line) for line in run.events_of("controller-1").read_text().splitlines()]
 
 
-def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
+def test_a_preflight_rejects_nodes_with_errors_and_reports_warnings(run, tmp_path):
     findings = [asdict(finding("node2")), asdict(finding("node3", "warning", "odd"))]
     record = {"seconds": 1.5, "findings": findings}
     (tmp_path / "found").write_text(json.dumps(record))
@@ -97,7 +97,7 @@ def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
     assert [one["kind"] for one in events(run)] == ["preflight", "bad node"]
 
 
-def test_a_doctor_that_fails_costs_the_run_nothing(run):
+def test_a_preflight_that_fails_is_skipped(run):
     pool, journal, scenario, said = prepare(run, "echo no such thing; exit 1")
     asyncio.run(scenario())
     journal.close()
@@ -109,11 +109,11 @@ def test_a_doctor_that_fails_costs_the_run_nothing(run):
     ("left_s", "limit_s"),
     [(None, 600.0), (86400.0, 600.0), (6000.0, 600.0), (600.0, 60.0), (0.0, 0.0)],
 )
-def test_it_may_take_a_small_share_of_what_the_job_has_left(left_s, limit_s):
+def test_a_preflight_may_take_a_tenth_of_the_remaining_time(left_s, limit_s):
     assert limit_of(left_s) == pytest.approx(limit_s)
 
 
-def test_one_that_is_cut_says_so(run):
+def test_a_preflight_that_reaches_its_limit_is_skipped(run):
     pool, journal, scenario, said = prepare(
         run, "echo importing torch; exec sleep 600", left_s=10.0
     )
@@ -124,7 +124,7 @@ def test_one_that_is_cut_says_so(run):
     assert said == [f"preflight skipped: {cut}"]
 
 
-def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
+def test_a_preflight_that_ignores_sigterm_is_killed_with_its_descendants(
     run, tmp_path, monkeypatch
 ):
     """Its sruns are in sessions of their own: nobody else would know of them."""
@@ -153,7 +153,7 @@ def is_alive(process):
         return False
 
 
-def test_who_stops_the_run_stops_its_preflight(run, tmp_path):
+def test_stopping_the_run_stops_its_preflight(run, tmp_path):
     line = f"echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/began; exec sleep 600"
     _, journal, scenario, _ = prepare(run, line)
 

@@ -63,11 +63,11 @@ def finding(node, severity="error", **more):
         ([finding("a", "warning"), finding("")], 3),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst(findings, code):
+def test_the_most_severe_finding_determines_the_exit_code(findings, code):
     assert exit_code(findings) == code
 
 
-def test_the_table():
+def test_the_table_leaves_out_empty_columns():
     headings, rows = render_table(EXAMINED)
     assert headings == ["node", "python", "torch", "import", "clock", "link", "shm", "pair"]
     assert rows == [
@@ -85,18 +85,18 @@ def test_gpus_of_other_jobs_are_not_counted_as_ours():
         assert row[headings.index("GPUs")] == shown
 
 
-def test_how_fast_they_are_together():
+def test_the_all_reduce_over_all_nodes_is_rendered():
     assert render_overall(EXAMINED) == "all-reduce over 2 nodes, 2 ranks, gloo: 1.2 GB/s, 0.20 ms"
     assert render_overall(Examined(nodes=[])) == ""
 
 
-def test_each_gpu_that_was_measured():
+def test_only_measured_gpus_are_rendered():
     gpus = [Gpu(index=0, tflops=612.4, memory_gbs=3901.0), Gpu(index=1)]
     examined = Examined(nodes=[Node(name="a", facts=Facts(gpus=gpus))])
     assert render_gpus(examined) == ["a GPU 0: 612 TFLOP/s, 3901 GB/s"]
 
 
-def test_findings_that_are_the_same_share_a_line():
+def test_equal_findings_share_an_entry():
     found = [finding("node2"), finding("node3"), finding("", message="x " * 60 + "/a-long-path")]
     lines = render_findings(found).splitlines()
     assert lines[:2] == ["error  node[2-3]: it is slow [c]", "    fix: mend it"]
@@ -104,7 +104,7 @@ def test_findings_that_are_the_same_share_a_line():
     assert any("/a-long-path" in line for line in lines)
 
 
-def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
+def test_long_messages_are_cut_in_text_but_not_in_json():
     long = finding("node2", message=f"it does not answer: {'no ' * 300}end")
     told = " ".join(render_findings([long]).split())
     assert "no n … [c] fix: mend it" in told
@@ -116,7 +116,7 @@ def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
     assert "…" not in render_findings([short])
 
 
-def test_what_it_comes_to():
+def test_the_conclusion_excludes_nodes_with_errors():
     assert render_conclusion(EXAMINED) == "no problems found on 2 nodes (9 s)"
     bad, odd = finding("node2"), finding("node2", "warning")
     assert render_conclusion(replace(EXAMINED, findings=[bad])).endswith(" --exclude=node2")
@@ -124,7 +124,7 @@ def test_what_it_comes_to():
     assert render_conclusion(Examined(nodes=[WELL])) == "no problems found on node1 (0 s)"
 
 
-def test_which_nodes_to_exclude():
+def test_the_exclude_option_names_bad_nodes_unless_all_are():
     names = ["n1", "n2", "n3", "n10"]
     examined = Examined(nodes=[Node(name=name) for name in names])
 
@@ -136,7 +136,7 @@ def test_which_nodes_to_exclude():
     assert excluded(*(finding(name) for name in names)) == ""  # then none would be left
 
 
-def test_all_of_it_as_json():
+def test_the_record_is_json_with_all_results():
     record = json.loads(json.dumps(to_record(replace(EXAMINED, findings=[finding("node2")]))))
     assert record["nodes"][0]["facts"]["mtu"] == 1500
     assert record["findings"][0]["node"] == "node2"
