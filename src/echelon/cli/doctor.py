@@ -149,12 +149,17 @@ def _make_folders(runs: Path) -> Iterator[tuple[Path, Path, str]]:
 def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Hold the requested nodes; yield the environment of a process in their allocation."""
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
+    from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     asked = request.origins["nodes"] in TYPED
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
         yield fit_allocation(request.spec, environ, asked=asked)[1]
     elif asked or request.origins["nodelist"] in TYPED:
-        with _allocate(count_nodes(request.spec, asked=asked), environ) as held:
+        spec = count_nodes(request.spec, asked=asked)
+        if problems := SlurmCluster(LocalShell(), environ, tell=_progress).problems(spec):
+            raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
+        with hold_nodes(spec, LocalShell(), environ, tell=_progress) as held:
             yield held
     else:
         yield environ
@@ -166,17 +171,6 @@ def count_nodes(spec: JobSpec, *, asked: bool) -> JobSpec:
         return spec
     count = len(expand(spec.nodelist))
     return replace(spec, nodes=NodeCount(count, count))
-
-
-@contextlib.contextmanager
-def _allocate(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-
-    if problems := SlurmCluster(LocalShell(), environ, tell=_progress).problems(spec):
-        raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
-    with hold_nodes(spec, LocalShell(), environ, tell=_progress) as held:
-        yield held
 
 
 def choose_interpreter(spec: JobSpec, environ: Mapping[str, str]) -> str:

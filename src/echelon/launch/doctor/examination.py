@@ -221,12 +221,13 @@ class Examination:
 
     async def _reduce(self) -> None:
         able = [node for node in self._here() if self._can_reduce(node)]
-        torches = {node: self._nodes[node].torch for node in able}
-        devices = {node: torch.devices if torch else 0 for node, torch in torches.items()}
+        devices = {node: self._count_devices(node) for node in able}
         with_gpus = bool(able) and all(devices.values())
-        if shared := with_gpus and self._setup.environ.get(SHARE_GPU) == "1":
-            devices = {node: 2 * count for node, count in devices.items()}
-        counts = devices if with_gpus else dict.fromkeys(able, 1)
+        shared = with_gpus and self._setup.environ.get(SHARE_GPU) == "1"
+        counts = {
+            node: count * (2 if shared else 1) if with_gpus else 1
+            for node, count in devices.items()
+        }
         all_reduce = AllReduce(
             probes=self._probes,
             names={node: self._nodes[node].name for node in able},
@@ -263,6 +264,10 @@ class Examination:
                 self._tell(f"measuring all-reduce again for {nodes}")
                 self._pairs += await all_reduce.measure(doubtful)
 
+    def _count_devices(self, node: int) -> int:
+        torch = self._nodes[node].torch
+        return torch.devices if torch else 0
+
     def _can_reduce(self, node: int) -> bool:
         known = self._nodes[node]
         cut_off = len(known.tried) > 0 and len(known.unreached) == len(known.tried)
@@ -279,14 +284,14 @@ class Examination:
         return common[:1] or every[:1]
 
     async def _compute(self) -> None:
-        orders: dict[int, Details] = {}
-        for node in self._here():
-            torch = self._nodes[node].torch
-            if torch and torch.devices:
-                order = {"what": "compute", "count": torch.devices, "limit_s": ASK_S}
-                orders[node] = {"order": order}
+        orders = {
+            node: {"order": {"what": "compute", "count": count, "limit_s": ASK_S}}
+            for node in self._here()
+            if (count := self._count_devices(node))
+        }
         if not orders:
             return
         self._tell("measuring matrix products and copies on each GPU")
         for node, answer in (await self._probes.ask("measure", orders, limit_s=2 * ASK_S)).items():
-            self._note(node, facts=add_figures(self._nodes[node], answer))
+            if self._nodes[node].facts:
+                self._note(node, facts=add_figures(self._nodes[node], answer))
