@@ -27,7 +27,7 @@ from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
-    from echelon.launch.doctor.results import Examined, Finding
+    from echelon.launch.doctor.results import Examined
 
 app = typer.Typer(rich_markup_mode=None)
 _NODE_KEYS = (
@@ -55,20 +55,18 @@ def doctor(
 
     Example: echelon doctor --nodes 4 --gpus 8 --partition a100
     """
-    from echelon.doctor import report as checks  # noqa: PLC0415
+    from echelon.launch.doctor import report  # noqa: PLC0415
 
     if request.host:
         raise typer.Exit(_examine_there(request, short=short, as_json=as_json))
-    examined, findings = _examine(request, runs_dir.absolute(), short=short)
+    examined = _examine(request, runs_dir.absolute(), short=short)
     if as_json:
-        console.print_json(checks.to_record(examined, findings))
+        console.print_json(report.to_record(examined))
     else:
-        console.print_table(*checks.render_table(examined))
-        parts = [checks.render_overall(examined), *checks.render_gpus(examined)]
-        parts += [checks.render_findings(findings), checks.render_conclusion(examined, findings)]
-        for part in filter(None, parts):
+        console.print_table(*report.render_table(examined))
+        for part in report.render_summary(examined):
             console.print_result(part)
-    raise typer.Exit(checks.exit_code(findings))
+    raise typer.Exit(report.exit_code(examined.findings))
 
 
 def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
@@ -92,36 +90,33 @@ def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
     return forward(site, ["doctor", "--config=/dev/null", *settings, *flags], attached=True)
 
 
-def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", list["Finding"]]:
+def _examine(request: Merged, runs: Path, *, short: bool) -> "Examined":
     import asyncio  # noqa: PLC0415
 
     from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.backends.stop import StopError  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
-    from echelon.launch.doctor.findings import judge  # noqa: PLC0415
-    from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import Setup  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
     with _make_folders(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
-        starter = choose_backend(shell, environ).starter
-        probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
-        paths = DoctorPaths(probe=probe, folder=folder, python=python, scratch=scratch)
+        setup = Setup(
+            shell=shell,
+            starter=choose_backend(shell, environ).starter,
+            environ=environ,
+            probe=launcher_command(python, digest, folder / "launcher", "doctor-probe"),
+            folder=folder,
+            python=python,
+            scratch=scratch,
+            tell=_progress,
+            short=short,
+        )
         try:
-            examined = asyncio.run(
-                Examination(
-                    shell=shell,
-                    starter=starter,
-                    environ=environ,
-                    paths=paths,
-                    short=short,
-                    tell=_progress,
-                ).run()
-            )
+            return asyncio.run(Examination(setup).run())
         except StopError as error:
             console.note("doctor: stopped")
             raise typer.Exit(error.stop.exit_code) from error
-        return examined, judge(examined, folder=str(runs), python=python)
 
 
 def _progress(text: str) -> None:
@@ -154,12 +149,17 @@ def _make_folders(runs: Path) -> Iterator[tuple[Path, Path, str]]:
 def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Hold the requested nodes; yield the environment of a process in their allocation."""
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
+    from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     asked = request.origins["nodes"] in TYPED
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
         yield fit_allocation(request.spec, environ, asked=asked)[1]
     elif asked or request.origins["nodelist"] in TYPED:
-        with _allocate(count_nodes(request.spec, asked=asked), environ) as held:
+        spec = count_nodes(request.spec, asked=asked)
+        if problems := SlurmCluster(LocalShell(), environ, tell=_progress).problems(spec):
+            raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
+        with hold_nodes(spec, LocalShell(), environ, tell=_progress) as held:
             yield held
     else:
         yield environ
@@ -171,17 +171,6 @@ def count_nodes(spec: JobSpec, *, asked: bool) -> JobSpec:
         return spec
     count = len(expand(spec.nodelist))
     return replace(spec, nodes=NodeCount(count, count))
-
-
-@contextlib.contextmanager
-def _allocate(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-
-    if problems := SlurmCluster(LocalShell(), environ, tell=_progress).problems(spec):
-        raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
-    with hold_nodes(spec, LocalShell(), environ, tell=_progress) as held:
-        yield held
 
 
 def choose_interpreter(spec: JobSpec, environ: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ ROLES = {
     "ray-call": "echelon.launch.backends.ray.orders",
     "code": "echelon.launch.code_path",
     "telemetry": "echelon.launch.telemetry.telemetry",
-    "doctor": "echelon.launch.doctor.preflight_process",
+    "doctor": "echelon.launch.doctor.preflight",
     "doctor-probe": "echelon.launch.doctor.probe",
 }
 """Role → the module that implements it."""

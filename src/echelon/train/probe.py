@@ -31,10 +31,10 @@ def main(arguments: list[str]) -> int:
         import torch  # noqa: PLC0415  its duration is measured
         import torch.distributed  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001  any error is reported
-        _say(orders, {"error": f"{type(error).__name__}: {error}"})
+        _send(orders, {"error": f"{type(error).__name__}: {error}"})
         return 0
     import_s = time.monotonic() - began_s
-    _say(
+    _send(
         orders,
         {
             "import_s": round(import_s, 3),
@@ -46,14 +46,14 @@ def main(arguments: list[str]) -> int:
         data, handles, _, _ = socket.recv_fds(orders, MESSAGE_SIZE, 1)
         if not data:
             return 0
-        _say(orders, {"ranks": _carry_out(json.loads(data), handles)})
+        _send(orders, {"ranks": _run_order(json.loads(data), handles)})
 
 
-def _say(orders: socket.socket, what: Mapping[str, Any]) -> None:
+def _send(orders: socket.socket, what: Mapping[str, Any]) -> None:
     orders.send(json.dumps(what).encode())
 
 
-def _carry_out(order: Order, handles: list[int]) -> list[dict[str, Any]]:
+def _run_order(order: Order, handles: list[int]) -> list[dict[str, Any]]:
     """Fork once per rank of the order; return their answers."""
     work = {"devices": find_devices, "reduce": reduce_all, "compute": compute}[order["what"]]
     children = []
@@ -62,7 +62,7 @@ def _carry_out(order: Order, handles: list[int]) -> list[dict[str, Any]]:
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            _be_rank(work, order, local_rank, handles, write_end)
+            _run_rank(work, order, local_rank, handles, write_end)
         os.close(write_end)
         children.append((pid, read_end))
     for handle in handles:
@@ -70,14 +70,14 @@ def _carry_out(order: Order, handles: list[int]) -> list[dict[str, Any]]:
     found = []
     for pid, read_end in children:
         with os.fdopen(read_end) as pipe:
-            said = pipe.read()
+            text = pipe.read()
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        found.append(json.loads(said) if said else {"error": f"the rank exited with code {code}"})
+        found.append(json.loads(text) if text else {"error": f"the rank exited with code {code}"})
     return found
 
 
-def _be_rank(
+def _run_rank(
     work: Callable[..., dict[str, Any]],
     order: Order,
     local_rank: int,
@@ -99,7 +99,7 @@ def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any
     """Return the devices that torch can use."""
     import torch  # noqa: PLC0415
 
-    found: dict[str, Any] = {"devices": 0, "nccl": "", "device_error": ""}
+    found: dict[str, Any] = {"devices": 0, "uuids": [], "nccl": "", "device_error": ""}
     if torch.version.cuda is None:
         return found
     try:
@@ -109,6 +109,7 @@ def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         found["devices"] = torch.cuda.device_count()
+        found["uuids"] = [_uuid(index) for index in range(found["devices"])]
     except Exception as error:  # noqa: BLE001  no driver, an old one, no GPU
         found["device_error"] = str(error).strip().splitlines()[0][:200]
     return found
@@ -180,11 +181,10 @@ def compute(_order: Order, local_rank: int, _handle: int) -> dict[str, Any]:
         "tflops": round(2 * side**3 / product_s / 1e12, 1),
         "memory_gbs": round(2 * source.numel() / copy_s / 1e9, 1),
         "name": torch.cuda.get_device_name(device),
-        "uuid": _uuid(device),
     }
 
 
-def _uuid(device: Any) -> str:
+def _uuid(device: int) -> str:
     """Return the driver's UUID of a GPU; empty if torch is older than 2.5."""
     import torch  # noqa: PLC0415
 

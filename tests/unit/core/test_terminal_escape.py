@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.terminal_escape import in_one_line, settled, visible
-from echelon.doctor.report import render_findings as render_doctors
+from echelon.launch.doctor.report import render_findings as render_doctors
 from echelon.launch.doctor.results import Finding as DoctorsFinding
 from echelon.lint.report import render_findings
 from echelon.lint.rule import Finding, Severity

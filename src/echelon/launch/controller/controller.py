@@ -24,7 +24,7 @@ from echelon.launch.controller.generation import Generation
 from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.rendezvous import Rendezvous, RendezvousError
 from echelon.launch.controller.slots import Slots
-from echelon.launch.doctor.preflight import fly
+from echelon.launch.doctor.preflight import run_preflight
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.messages import Pace
@@ -218,7 +218,7 @@ class Controller:
         """Start the agents and wait for them; return why there are too few, if so."""
         folder = self._run.attempt(self._attempt)
         try:
-            await self._fly()
+            await self._examine_nodes()
             await self._pool.start(
                 role_command("agent", *self._agent_arguments),
                 folder,
@@ -236,7 +236,7 @@ class Controller:
             self._journal.note(events.SlotsCounted(slots=self._count_slots()))
         return judge(failures) if failures else None
 
-    async def _fly(self) -> None:
+    async def _examine_nodes(self) -> None:
         """Examine the nodes first, if requested and if any of them could be excluded."""
         if self._request.preflight and not self._backend.is_shared:
             self._journal.report(_NOT_EXAMINED)
@@ -244,7 +244,9 @@ class Controller:
             starter = self._backend.starter
             hosts = [starter.host(node) for node in range(starter.nodes)]
             left_s = await self._backend.allocation.left_s()
-            await fly(self._pool, self._journal, hosts, environ=self._environ, left_s=left_s)
+            await run_preflight(
+                self._pool, self._journal, hosts, environ=self._environ, left_s=left_s
+            )
 
     def _count_slots(self) -> int:
         return self._slots.total(self._recovery.departed)

@@ -6,13 +6,14 @@ fast as the others; a bad one never is. With three rounds this holds for any two
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from itertools import accumulate
 from statistics import median_low
-from typing import Any
 
+from echelon.core.codec import decode
 from echelon.core.frozen import frozen
-from echelon.launch.doctor.probe_client import ProbeAnswer, ProbeClient, Question
-from echelon.launch.doctor.results import Group, read_ranks
+from echelon.launch.doctor.probe_client import Details, ProbeClient
+from echelon.launch.doctor.results import Group, Measured
 
 ROUNDS = 3
 SLOW = 3.0
@@ -131,72 +132,63 @@ class AllReduce:
 
     async def measure(self, groups: Sequence[tuple[int, ...]]) -> list[Group]:
         """Return one result per group; groups must not share nodes."""
-        addresses = {group: self.addresses(group) for group in groups}
-        opened = await self.probes.ask(
-            {group[0]: ("open", {"addresses": found}) for group, found in addresses.items()},
-            limit_s=LIMIT_S,
-        )
-        questions: dict[int, Question] = {}
+        candidates = {group[0]: {"candidates": self.addresses(group)} for group in groups}
+        opened = await self.probes.ask("open", candidates, limit_s=LIMIT_S)
+        orders: dict[int, Details] = {}
         for group in groups:
-            ports = opened[group[0]].found.get("ports", {})
-            for address, port in list(ports.items())[:1]:
-                questions |= self._orders(group, address, port)
-        longest_s = limit_of(max(map(self._count_ranks, groups), default=0))
-        said = await self.probes.ask(questions, limit_s=longest_s + _SLACK_S)
-        closed = ProbeAnswer(error="cannot open a port")
+            for address, port in list(opened[group[0]].get("ports", {}).items())[:1]:
+                orders |= self._make_orders(group, address, port)
+        ranks = [sum(self.counts[node] for node in group) for group in groups]
+        longest_s = limit_of(max(ranks, default=0))
+        answers = await self.probes.ask("measure", orders, limit_s=longest_s + _SLACK_S)
+        closed = {"error": "cannot open a port"}
         return [
             merge_answers(
                 tuple(self.names[node] for node in group),
-                [said.get(node, closed) for node in group],
+                [answers.get(node, closed) for node in group],
                 backend=self.backend,
             )
             for group in groups
         ]
 
-    def _count_ranks(self, group: Sequence[int]) -> int:
-        return sum(self.counts[node] for node in group)
-
-    def _orders(self, group: Sequence[int], address: str, port: int) -> dict[int, Question]:
-        world = self._count_ranks(group)
-        first = 0
-        orders: dict[int, Question] = {}
-        for node in group:
-            order = {
-                "what": "reduce",
-                "backend": self.backend,
-                "env": dict(self.env),
-                "address": address,
-                "port": port,
-                "first_rank": first,
-                "count": self.counts[node],
-                "world": world,
-                "limit_s": limit_of(world),
-                "largest": _LARGEST[self.backend],
+    def _make_orders(self, group: Sequence[int], address: str, port: int) -> dict[int, Details]:
+        counts = [self.counts[node] for node in group]
+        return {
+            node: {
+                "order": {
+                    "what": "reduce",
+                    "backend": self.backend,
+                    "env": dict(self.env),
+                    "address": address,
+                    "port": port,
+                    "first_rank": first_rank,
+                    "count": self.counts[node],
+                    "world": sum(counts),
+                    "limit_s": limit_of(sum(counts)),
+                    "largest": _LARGEST[self.backend],
+                }
             }
-            orders[node] = ("measure", order)
-            first += self.counts[node]
-        return orders
+            for node, first_rank in zip(group, accumulate(counts, initial=0), strict=False)
+        }
 
 
-def merge_answers(names: tuple[str, ...], answers: Sequence[ProbeAnswer], *, backend: str) -> Group:
+def merge_answers(names: tuple[str, ...], answers: Sequence[Details], *, backend: str) -> Group:
     """Merge the answers of a group's ranks; the slowest counts. Pure."""
-    ranks: list[Mapping[str, Any]] = []
-    for name, answer in zip(names, answers, strict=True):
-        error = answer.error or str(answer.found.get("error", ""))
-        if error:
-            ranks.append({"error": f"{name}: {error}"})
-        ranks += [
-            {"error": f"{name}: {rank['error']}"} if "error" in rank else rank
-            for rank in read_ranks(answer.found, "bandwidth", "latency_s")
-        ]
-    errors = [str(rank["error"]) for rank in ranks if "error" in rank]
-    if errors or not ranks:
-        said = errors[0] if errors else "no rank answered"
-        return Group(nodes=names, ranks=len(ranks), backend=backend, error=said)
-    return Group(
-        nodes=names,
-        ranks=len(ranks),
-        backend=backend,
-        bandwidth=round(min(rank["bandwidth"] for rank in ranks)),
-        latency_s=round(max(rank["latency_s"] for rank in ranks), 6),
+    measured = [decode(Measured, answer) for answer in answers]
+    ranks = [rank for node in measured for rank in node.ranks]
+    errors = [
+        f"{name}: {error}"
+        for name, node in zip(names, measured, strict=True)
+        for error in (node.error, *(rank.error for rank in node.ranks))
+        if error
+    ]
+    group = Group(nodes=names, ranks=len(ranks), backend=backend)
+    if errors:
+        return replace(group, error=errors[0])
+    if not all(node.ranks and all(rank.bandwidth > 0 for rank in node.ranks) for node in measured):
+        return replace(group, error="a rank did not report its bandwidth")
+    return replace(
+        group,
+        bandwidth=round(min(rank.bandwidth for rank in ranks)),
+        latency_s=round(max(rank.latency_s for rank in ranks), 6),
     )

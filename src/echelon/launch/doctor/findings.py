@@ -5,21 +5,19 @@ correct. Figures are compared by their ratio to the median of the others.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
-from echelon.core.nodes import compress
+from echelon.core.units import format_bytes, list_names
 from echelon.launch.doctor.all_reduce import SLOW, find_fastest, find_suspects
 from echelon.launch.doctor.gpus import count_usable, own_gpus
-from echelon.launch.doctor.ports import judge_ports, name_some
 from echelon.launch.doctor.results import (
     Examined,
     Facts,
     Finding,
-    Gpu,
-    Group,
     Node,
     Severity,
     Torch,
@@ -47,18 +45,22 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
         python: the Python that nodes were checked for.
     """
     nodes = examined.nodes
-    found = [
-        *(one for node in nodes for one in _judge_look(node, folder, python)),
-        *(one for node in nodes for one in _judge_facts(node, folder)),
-        *(one for node in nodes for one in _judge_gpus(node)),
-        *(one for node in nodes for one in _judge_torch(node)),
-        *_judge_odd(nodes),
-        *judge_ports(nodes),
-        *_judge_figures(examined),
-    ]
-    found = _share(found, [node.name for node in nodes])
+    findings: list[Finding] = []
+    for node in nodes:
+        findings += _judge_look(node, folder, python)
+        findings += _judge_facts(node, folder)
+        findings += _judge_gpus(node)
+        findings += _judge_torch(node)
+    findings += _judge_differences(nodes)
+    findings += _judge_imports(nodes)
+    findings += judge_ports(nodes)
+    findings += _judge_all_reduce(examined)
+    findings += _judge_gpu_speed(nodes)
+    findings = _share(findings, [node.name for node in nodes])
     place = {node.name: number for number, node in enumerate(nodes)}
-    return sorted(found, key=lambda one: (one.severity != "error", place.get(one.node, len(place))))
+    return sorted(
+        findings, key=lambda one: (one.severity != "error", place.get(one.node, len(place)))
+    )
 
 
 def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
@@ -79,21 +81,14 @@ def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
 
 def _merge(findings: Sequence[Finding]) -> Finding:
     """Return one finding for several nodes, without a node name."""
-    told: dict[str, str] = {}
+    nodes: dict[str, str] = {}
     for one in findings:
-        told.setdefault(one.message, one.node)
-    words = list(told) if len(told) == 1 else [f"{node}: {why}" for why, node in told.items()]
-    more = f"; and {len(words) - 2} more" if len(words) > 2 else ""
+        nodes.setdefault(one.message, one.node)
+    texts = list(nodes) if len(nodes) == 1 else [f"{node}: {why}" for why, node in nodes.items()]
+    more = f"; and {len(texts) - 2} more" if len(texts) > 2 else ""
     fixes = list(dict.fromkeys(one.fix for one in findings))
-    message = f"on all nodes: {'; '.join(words[:2])}{more}"
+    message = f"on all nodes: {'; '.join(texts[:2])}{more}"
     return replace(findings[0], node="", message=message, fix="; ".join(fixes[:2]))
-
-
-def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
-    """Return the option that excludes bad nodes; empty if none or all of them are bad."""
-    bad = {one.node for one in findings if one.severity == "error" and one.node}
-    named = [node for node in nodes if node in bad]
-    return f"--exclude={compress(named)}" if named and len(named) < len(nodes) else ""
 
 
 def _find(severity: Severity, node: str, check: str, message: str, fix: str) -> Finding:
@@ -116,9 +111,8 @@ def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
     if look.folder == "missing":
         why = f"the directory {folder} does not exist there"
         yield _error(name, "folder", why, "check on the node that the file system is mounted: df")
-    else:
-        late_s = -1 if look.folder == "stale" else look.folder_late_s
-        yield from _judge_delay(name, f"a file written to {folder}", late_s)
+    elif look.folder == "stale":
+        yield _never_appears(name, f"a file written to {folder}")
     if look.python_error:
         why = f"{python} does not run: {look.python_error}"
         yield _error(name, "python", why, "put the environment on storage that all nodes share")
@@ -126,11 +120,6 @@ def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
         why = f"{python} is Python {look.python_version}"
         yield _error(name, "python", why, "choose Python 3.11 or newer: --python")
     yield from _judge_limits(node)
-    if abs(node.skew_s) >= SKEW_S:
-        way = "ahead of" if node.skew_s > 0 else "behind"
-        why = f"its clock is {abs(node.skew_s):.1f} s {way} ours"
-        fix = "check on the node: chronyc tracking; munge rejects 300 s and more"
-        yield _warning(name, "clock", why, fix)
 
 
 def _judge_limits(node: Node) -> Iterator[Finding]:
@@ -159,31 +148,65 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
         yield _error(name, "reach", f"its probe did not connect, or ended: {node.lost}", fix)
     if facts is None:
         return
+    if abs(facts.skew_s) >= SKEW_S:
+        way = "ahead of" if facts.skew_s > 0 else "behind"
+        why = f"its clock is {abs(facts.skew_s):.1f} s {way} ours"
+        fix = "check on the node: chronyc tracking; munge rejects 300 s and more"
+        yield _warning(name, "clock", why, fix)
+    if facts.folder_late_s < 0:
+        yield _never_appears(name, f"a new file in {folder}")
+    elif facts.folder_late_s > LATE_S:
+        why = f"a new file in {folder} appears {facts.folder_late_s:.1f} s late"
+        yield _warning(name, "folder", why, "shorten attribute caching: acdirmax, see nfs(5)")
     if facts.unresolved:
-        why = f"names do not resolve, or resolve wrongly: {name_some(facts.unresolved)}"
+        why = f"names do not resolve, or resolve wrongly: {list_names(facts.unresolved, 4)}"
         fix = "correct /etc/hosts or DNS; Echelon itself does not need names"
         yield _warning(name, "names", why, fix)
     if facts.unnamed:
-        why = f"addresses without a name: {name_some(facts.unnamed)}"
+        why = f"addresses without a name: {list_names(facts.unnamed, 4)}"
         fix = "correct reverse DNS; torch waits for it on each connection"
         yield _warning(name, "names", why, fix)
-    yield from _judge_delay(name, f"a new file in {folder}", round(facts.folder_late_s, 1))
 
 
-def _judge_delay(name: str, file: str, late_s: float) -> Iterator[Finding]:
-    """Judge when a file appeared on the node; a negative time means never."""
-    if late_s < 0:
-        fix = "the path is another directory there, or a stale mount"
-        yield _error(name, "folder", f"{file} does not appear", fix)
-    elif late_s > LATE_S:
-        fix = "shorten attribute caching: acdirmax, see nfs(5)"
-        yield _warning(name, "folder", f"{file} appears {late_s} s late", fix)
+def _never_appears(name: str, file: str) -> Finding:
+    fix = "the path is another directory there, or a stale mount"
+    return _error(name, "folder", f"{file} does not appear", fix)
+
+
+def _judge_gpus(node: Node) -> Iterator[Finding]:
+    """Judge a node's GPUs; problems of those that may belong to other jobs are only warnings."""
+    name, facts, torch = node.name, node.facts or Facts(), node.torch or Torch()
+    if facts.gpu_error and facts.granted and not facts.gpus:
+        severity: Severity = "warning" if facts.gpu_error.startswith("there is no") else "error"
+        why = f"{facts.granted} GPUs were granted, but {facts.gpu_error}"
+        fix = "check on the node that the driver is loaded: nvidia-smi"
+        yield _find(severity, name, "gpus", why, fix)
+    elif len(facts.gpus) < (1 if facts.parts else facts.granted):
+        why = f"{facts.granted} GPUs were granted, but only {len(facts.gpus)} are present"
+        yield _error(name, "gpus", why, "check the driver's errors: dmesg | grep -i xid")
+    gpus, certain = own_gpus(node)
+    severity, doubt = "error", ""
+    if not certain:
+        severity, doubt = "warning", "; it may belong to another job"
+    for gpu in gpus:
+        if gpu.ecc_errors:
+            why = f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors{doubt}"
+            fix = "have it reset or replaced: nvidia-smi -q -d ECC"
+            yield _find(severity, name, "ecc", why, fix)
+        if gpu.throttle:
+            why = f"GPU {gpu.index} is throttled: {', '.join(gpu.throttle)}{doubt}"
+            fix = "check cooling and power: nvidia-smi -q -d PERFORMANCE"
+            yield _warning(name, "throttle", why, fix)
+    usable = count_usable(facts)
+    if torch.cuda and facts.gpus and torch.devices < usable:
+        why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {usable} GPUs"
+        why += f" (driver {facts.driver})"
+        why += f": {torch.device_error}" if torch.device_error else ""
+        yield _error(name, "cuda", why, "update the driver, or check CUDA_VISIBLE_DEVICES")
 
 
 def _judge_torch(node: Node) -> Iterator[Finding]:
-    name, torch = node.name, node.torch
-    if torch is None:
-        return
+    name, torch = node.name, node.torch or Torch()
     if torch.error:
         why = f"cannot import torch: {torch.error}"
         yield _error(name, "torch", why, "the node has a different or incomplete environment")
@@ -192,81 +215,60 @@ def _judge_torch(node: Node) -> Iterator[Finding]:
         yield _warning(name, "import", why, "put the environment on faster or local storage")
 
 
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(read_count(part, 0) for part in text.split(".")[:2])
+
+
 # --- each node compared with the others -------------------------------------------------------
 
-_ODD: tuple[tuple[str, str, bool, str, Callable[[Node], str]], ...] = (
-    (
-        *("python", "Python", True, "use one environment on shared storage"),
-        lambda node: (
-            f"{node.look.python_version} in {node.look.python_prefix}"
-            if node.look.python_version
-            else ""
-        ),
-    ),
-    (
-        *("torch", "torch", True, "use one environment on shared storage"),
-        lambda node: _of_torch(node, lambda torch: torch.version),
-    ),
-    (
-        *("cuda", "torch's CUDA", True, "use one environment on shared storage"),
-        lambda node: _of_torch(node, lambda torch: torch.cuda),
-    ),
-    (
-        *("nccl", "NCCL", True, "use one environment on shared storage"),
-        lambda node: _of_torch(node, lambda torch: torch.nccl),
-    ),
-    (
-        *("driver", "the GPU driver", False, "install the same driver on all nodes"),
-        lambda node: _of_facts(node, lambda facts: facts.driver),
-    ),
-    (
-        *("gpus", "the GPU type", False, "request one type: --gpu-type, or --constraint"),
-        lambda node: _of_facts(
-            node, lambda facts: ", ".join(sorted({gpu.name for gpu in own_gpus(facts)}))
-        ),
-    ),
-    (
-        *("mtu", "the MTU", False, "check it: ip link; larger packets may be lost"),
-        lambda node: _of_facts(node, lambda facts: str(facts.mtu) if facts.mtu else ""),
-    ),
-    (
-        *("folder", "the file system of the shared directory", False, "check it: df"),
-        lambda node: node.look.folder_type if node.look.folder == "seen" else "",
-    ),
-    (
-        *("limits", "the limit of open files", False, "check it: ulimit -n"),
-        lambda node: str(node.look.limits.get("files", "")),
-    ),
-)
-"""What should be the same on all nodes: check, its name, whether a difference is an error, the fix,
-and a function that returns the value, or '' if it is unknown."""
+
+class _Property(NamedTuple):
+    """A value that should be the same on all nodes."""
+
+    name: str
+    value: str
+    """Empty if it is unknown."""
+    check: str
+    severity: Severity
+    """Of a difference."""
+    fix: str
 
 
-def _of_facts(node: Node, value: Callable[[Facts], str]) -> str:
-    return value(node.facts) if node.facts else ""
+def _list_properties(node: Node) -> list[_Property]:
+    look, facts, torch = node.look, node.facts or Facts(), node.torch or Torch()
+    python = f"{look.python_version} in {look.python_prefix}" if look.python_version else ""
+    folder_type = look.folder_type if look.folder == "seen" else ""
+    gpu_types = ", ".join(sorted({gpu.name for gpu in own_gpus(node)[0]}))
+    shared = "the file system of the shared directory"
+    files = str(look.limits.get("files", ""))
+    one = "use one environment on shared storage"
+    driver = "install the same driver on all nodes"
+    kind = "request one type: --gpu-type, or --constraint"
+    packets = "check it: ip link; larger packets may be lost"
+    return [
+        _Property("Python", python, "python", "error", one),
+        _Property("torch", torch.version, "torch", "error", one),
+        _Property("torch's CUDA", torch.cuda, "cuda", "error", one),
+        _Property("NCCL", torch.nccl, "nccl", "error", one),
+        _Property("the GPU driver", facts.driver, "driver", "warning", driver),
+        _Property("the GPU type", gpu_types, "gpus", "warning", kind),
+        _Property("the MTU", str(facts.mtu or ""), "mtu", "warning", packets),
+        _Property(shared, folder_type, "folder", "warning", "check it: df"),
+        _Property("the limit of open files", files, "limits", "warning", "check it: ulimit -n"),
+    ]
 
 
-def _of_torch(node: Node, value: Callable[[Torch], str]) -> str:
-    return value(node.torch) if node.torch and not node.torch.error else ""
-
-
-def _judge_odd(nodes: Sequence[Node]) -> Iterator[Finding]:
-    for check, name, bad, fix, value in _ODD:
-        values = {node.name: value(node) for node in nodes if value(node)}
-        usual, odd = find_odd(values)
-        make = _error if bad else _warning
+def _judge_differences(nodes: Sequence[Node]) -> Iterator[Finding]:
+    for properties in zip(*map(_list_properties, nodes), strict=True):
+        name, _, check, severity, fix = properties[0]
+        pairs = zip(nodes, properties, strict=True)
+        usual, odd = find_odd({node.name: one.value for node, one in pairs if one.value})
         if odd and not usual:
-            told = "; ".join(f"{node} {text}" for node, text in list(odd.items())[:4])
-            yield make("", check, f"{name} differs: {told}", fix)
+            some = "; ".join(f"{node} {value}" for node, value in list(odd.items())[:4])
+            yield _find(severity, "", check, f"{name} differs: {some}", fix)
             continue
-        for node, text in odd.items():
-            yield make(node, check, f"{name} is {text}, on other nodes {usual}", fix)
-    times = {node.name: node.torch.import_s for node in nodes if node.torch}
-    for node, seconds in times.items():
-        usual_s = median([other for name, other in times.items() if name != node] or [seconds])
-        if IMPORT_S >= seconds > max(5.0, 3 * usual_s):
-            why = f"'import torch' takes {seconds:.0f} s, on other nodes {usual_s:.0f} s"
-            yield _warning(node, "import", why, "check the node for slow storage or a busy CPU")
+        for node, value in odd.items():
+            yield _find(severity, node, check, f"{name} is {value}, on other nodes {usual}", fix)
 
 
 def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -277,68 +279,39 @@ def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     if not values:
         return "", {}
     usual, count = Counter(values.values()).most_common(1)[0]
-    if count == len(values):
-        return usual, {}
     if 2 * count <= len(values):
         return "", dict(values)
     return usual, {node: value for node, value in values.items() if value != usual}
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(read_count(part, 0) for part in text.split(".")[:2])
+def _judge_imports(nodes: Sequence[Node]) -> Iterator[Finding]:
+    times_s = {node.name: node.torch.import_s for node in nodes if node.torch}
+    for node, import_s in times_s.items():
+        usual_s = median([other for name, other in times_s.items() if name != node] or [import_s])
+        if IMPORT_S >= import_s > max(5.0, 3 * usual_s):
+            why = f"'import torch' takes {import_s:.0f} s, on other nodes {usual_s:.0f} s"
+            yield _warning(node, "import", why, "check the node for slow storage or a busy CPU")
 
 
-# --- GPUs; those of other jobs are ignored ----------------------------------------------------
-
-
-def _judge_gpus(node: Node) -> Iterator[Finding]:
-    if node.facts is not None:
-        yield from _judge_number(node.name, node.facts)
-        if not _is_without(node, node.facts):
-            for gpu in own_gpus(node.facts):
-                yield from _judge_health(node.name, gpu, sure=node.facts.ours is not None)
-        yield from _judge_use(node, node.facts)
-
-
-def _is_without(node: Node, facts: Facts) -> bool:
-    """Tell whether the job was granted no GPU and uses none."""
-    return facts.in_job and not facts.granted and not (node.torch and node.torch.devices)
-
-
-def _judge_number(name: str, facts: Facts) -> Iterator[Finding]:
-    if facts.gpu_error and facts.granted and not facts.gpus:
-        missing = facts.gpu_error.startswith("there is no")
-        why = f"{facts.granted} GPUs were granted, but {facts.gpu_error}"
-        fix = "check on the node that the driver is loaded: nvidia-smi"
-        yield _find("warning" if missing else "error", name, "gpus", why, fix)
-    elif len(facts.gpus) < (1 if facts.parts else facts.granted):
-        why = f"{facts.granted} GPUs were granted, but only {len(facts.gpus)} are present"
-        yield _error(name, "gpus", why, "check the driver's errors: dmesg | grep -i xid")
-
-
-def _judge_health(name: str, gpu: Gpu, *, sure: bool) -> Iterator[Finding]:
-    """Return the findings about one GPU; only warnings if it may belong to another job."""
-    doubt = "" if sure else "; it may belong to another job"
-    if gpu.ecc_errors:
-        why = f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors{doubt}"
-        fix = "have it reset or replaced: nvidia-smi -q -d ECC"
-        yield _find("error" if sure else "warning", name, "ecc", why, fix)
-    if gpu.throttle:
-        why = f"GPU {gpu.index} is throttled: {', '.join(gpu.throttle)}{doubt}"
-        fix = "check cooling and power: nvidia-smi -q -d PERFORMANCE"
-        yield _warning(name, "throttle", why, fix)
-
-
-def _judge_use(node: Node, facts: Facts) -> Iterator[Finding]:
-    torch, usable = node.torch, count_usable(facts)
-    if torch is None or torch.error or not torch.cuda or not facts.gpus:
-        return
-    if torch.devices < usable:
-        why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {usable} GPUs"
-        why += f" (driver {facts.driver})"
-        why += f": {torch.device_error}" if torch.device_error else ""
-        fix = "update the driver, or check CUDA_VISIBLE_DEVICES"
-        yield _error(node.name, "cuda", why, fix)
+def judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Return findings: nodes with closed ports, nodes that reach no other, and single pairs."""
+    tried = Counter(name for node in nodes for name in node.tried)
+    failed = Counter(name for node in nodes for name in node.unreached)
+    closed = {name for name in failed if failed[name] == tried[name] and tried[name] > 1}
+    cable = "check the node's firewall and cable: iptables -L, ip -s link"
+    for name in sorted(closed):
+        yield _error(name, "ports", "no other node reaches its ports", cable)
+    for node in nodes:
+        if node.name in closed:
+            continue
+        open_to = [name for name in node.tried if name not in closed]
+        missed = [name for name in node.unreached if name not in closed]
+        if len(missed) == len(open_to) > 1:
+            why = "cannot reach the ports of any other node"
+            yield _error(node.name, "ports", why, cable)
+        elif missed:
+            why = f"{node.name} cannot reach ports of {list_names(missed, 4)}"
+            yield _error("", "ports", why, "check the firewall and routes between them")
 
 
 # --- measurements, compared with the median of the others -------------------------------------
@@ -347,22 +320,12 @@ _GPU_ERROR, _GPU_WARNING = 0.5, 0.8
 """Fractions of the other GPUs' median below which there is an error or a warning."""
 
 
-def _judge_figures(examined: Examined) -> Iterator[Finding]:
-    yield from _judge_pairs(examined)
-    overall = examined.overall
-    if overall and overall.error:
-        why = f"all-reduce over {len(overall.nodes)} nodes fails: {overall.error}"
-        fix = "try fewer nodes to find the number at which it fails"
-        yield _error("", "all-reduce", why, fix)
-    yield from _judge_gpu_speed(examined)
-
-
-def _judge_pairs(examined: Examined) -> Iterator[Finding]:
-    named = set()
-    for one in find_suspects(examined.pairs):
-        named.add(one.node)
+def _judge_all_reduce(examined: Examined) -> Iterator[Finding]:
+    errors = {node: pair.error for pair in examined.pairs if pair.error for node in pair.nodes}
+    suspects = find_suspects(examined.pairs)
+    for one in suspects:
         if one.what == "broken":
-            why = f"all-reduce fails with every partner: {_error_of(examined, one.node)}"
+            why = f"all-reduce fails with every partner: {errors[one.node]}"
         elif one.what == "slow":
             why = f"all-reduce reaches {rate(one.best)}, on other nodes {rate(one.usual)}"
         else:
@@ -373,34 +336,38 @@ def _judge_pairs(examined: Examined) -> Iterator[Finding]:
         yield make(one.node, "all-reduce", why, fix)
     # Use each node's best result: a pair may be slow for a moment on a busy machine.
     best = [known for known in find_fastest(examined.pairs).values() if known]
-    if not named and len(examined.nodes) > 2 and best and min(best) * SLOW < max(best):
+    if not suspects and len(examined.nodes) > 2 and best and min(best) * SLOW < max(best):
         why = f"some nodes reach {rate(max(best))}, some {rate(min(best))}; half of them or "
         why += "more are slow, so no single node can be blamed"
         fix = "check whether they are of different types or in different parts of the network"
         yield _warning("", "all-reduce", why, fix)
+    named = {one.node for one in suspects}
     for pair in examined.pairs:
         if pair.error and not named & set(pair.nodes):
             why = f"all-reduce between {' and '.join(pair.nodes)} fails: {pair.error}"
             fix = "examine them with a third node, to see whether one of them is to blame"
             yield _error("", "all-reduce", why, fix)
+    overall = examined.overall
+    if overall and overall.error:
+        why = f"all-reduce over {len(overall.nodes)} nodes fails: {overall.error}"
+        fix = "try fewer nodes to find the number at which it fails"
+        yield _error("", "all-reduce", why, fix)
 
 
-def _error_of(examined: Examined, node: str) -> str:
-    return next(pair.error for pair in examined.pairs if node in pair.nodes and pair.error)
-
-
-def _judge_gpu_speed(examined: Examined) -> Iterator[Finding]:
-    known = [(node.name, gpu) for node in examined.nodes if node.facts for gpu in node.facts.gpus]
+def _judge_gpu_speed(nodes: Sequence[Node]) -> Iterator[Finding]:
+    known = [(node.name, gpu) for node in nodes if node.facts for gpu in node.facts.gpus]
     for what, unit, figures in (
-        ("a matrix product", "TFLOP/s", {(n, g.index, g.name): g.tflops for n, g in known}),
-        ("copying", "GB/s", {(n, g.index, g.name): g.memory_gbs for n, g in known}),
+        ("a matrix product", "TFLOP/s", [gpu.tflops for _, gpu in known]),
+        ("copying", "GB/s", [gpu.memory_gbs for _, gpu in known]),
     ):
-        measured = {key: figure for key, figure in figures.items() if figure}
-        for (node, index, kind), figure in measured.items():
+        measured = [
+            (node, gpu.index, gpu.name, figure)
+            for (node, gpu), figure in zip(known, figures, strict=True)
+            if figure
+        ]
+        for node, index, name, figure in measured:
             others = [
-                other
-                for key, other in measured.items()
-                if key[2] == kind and key[:2] != (node, index)
+                other for *gpu, kind, other in measured if kind == name and gpu != [node, index]
             ]
             usual = median(others or [figure])
             if figure >= usual * _GPU_WARNING:
@@ -413,15 +380,4 @@ def _judge_gpu_speed(examined: Examined) -> Iterator[Finding]:
 
 def rate(bytes_per_s: float) -> str:
     """Format a bandwidth: `1.3 GB/s`, `24 MB/s`."""
-    if bytes_per_s >= 1e9:
-        return f"{bytes_per_s / 1e9:.1f} GB/s"
-    return (
-        f"{bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s >= 1e7 else f"{bytes_per_s / 1e6:.1f} MB/s"
-    )
-
-
-def describe(group: Group) -> str:
-    """Format the result of an all-reduce."""
-    if group.error:
-        return group.error
-    return f"{rate(group.bandwidth)}, {group.latency_s * 1e3:.2f} ms"
+    return f"{format_bytes(bytes_per_s)}/s"

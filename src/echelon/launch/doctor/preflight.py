@@ -1,20 +1,24 @@
 """A run's preflight: the controller has the nodes examined and excludes those that fail.
 
-A node that fails is treated like one that fails its start check: reported, recorded, excluded.
+A node that fails is treated like one that fails its start check: reported, recorded, excluded. The
+examination runs in a process of its own (`main`), so that no failure in it can affect the run.
 """
 
 import asyncio
 import contextlib
+import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from echelon.core.records import parse_json, read_bytes
+from echelon.core.atomic_file import write_atomic
+from echelon.core.codec import decode
+from echelon.core.records import read_record, render_json
 from echelon.core.shell import LocalShell, Shell
+from echelon.launch.backends.stop import StopError
 from echelon.launch.doctor.probe_client import ProbeClient
 from echelon.launch.doctor.results import Finding
 from echelon.launch.doctor.timed_program import GRACE_S, run_program
@@ -22,8 +26,9 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.roles import role_command
 from echelon.run.background_writer import BackgroundWriter
+from echelon.run.directory import RunDir
 from echelon.run.events import NodesExamined
-from echelon.run.journal import Journal
+from echelon.run.journal import Journal, write_error
 
 LIMIT_S = 600.0
 """Longest duration of a preflight."""
@@ -31,13 +36,13 @@ SHARE = 0.1
 """Largest share of the job's remaining time that it may take."""
 
 LONGER_S = 5.0
-"""Grace period of the doctor beyond that of the programs that it ends itself."""
-_SWEEP_S = 2.0
+"""Grace period of the examination beyond that of the programs that it ends itself."""
+_REMOVE_S = 2.0
 _LONGEST = 200
 """Characters of a finding in the run's messages; preflight.json has all of it."""
 
 
-async def fly(
+async def run_preflight(
     pool: AgentPool,
     journal: Journal,
     hosts: Sequence[str],
@@ -54,7 +59,7 @@ async def fly(
         hosts: the nodes.
         environ: the job's environment variables.
         left_s: the job's remaining time; None if it has no limit.
-        shell: starts the doctor.
+        shell: starts the examination.
 
     Raises:
         StopError: a stop of the run was requested.
@@ -62,16 +67,14 @@ async def fly(
     pool.hear_signals()
     run, attempt = journal.run, journal.attempt
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
-    argv = role_command("doctor", run.path, attempt, scratch)
-    log = run.logs / f"preflight-{attempt}.log"
     with contextlib.suppress(FileNotFoundError):
         run.preflight(attempt).unlink()
     limit_s = limit_of(left_s)
     work = run_program(
         shell or LocalShell(),
-        argv,
+        role_command("doctor", run.path, attempt, scratch),
         env=environ,
-        log=log,
+        log=run.logs / f"preflight-{attempt}.log",
         limit_s=limit_s,
         grace_s=GRACE_S + LONGER_S,
     )
@@ -79,21 +82,22 @@ async def fly(
         task = asyncio.get_running_loop().create_task(work)
         await ProbeClient(pool).attend([task])
     finally:
-        _sweep(run.doctor(attempt), scratch)
+        _remove(run.doctor(attempt), scratch)
     try:
-        seconds, findings = parse_record(read_bytes(run.preflight(attempt)).decode())
+        examined = decode(NodesExamined, read_record(run.preflight(attempt)))
     except (OSError, ValueError):
-        code, said = task.result()
-        why = _tell_cut(limit_s, left_s) if code is None else _last_line(said)
+        code, output = task.result()
+        lines = output.strip().splitlines() or ["the doctor failed without output"]
+        why = _describe_limit(limit_s, left_s) if code is None else lines[-1]
         journal.report(f"preflight skipped: {why}")
         return
-    journal.note(NodesExamined(seconds=seconds, findings=findings))
+    journal.note(examined)
+    findings = [decode(Finding, one) for one in examined.findings]
     for one in findings:
-        if not one["node"] or one["severity"] != "error":
-            about = f"{one['node']}: " if one["node"] else ""
-            journal.report(f"preflight: {about}{one['message'][:_LONGEST]}")
-    for node, hello in find_unfit(findings, hosts).items():
-        assert node == hello.node
+        if not one.node or one.severity != "error":
+            about = f"{one.node}: " if one.node else ""
+            journal.report(f"preflight: {about}{one.message[:_LONGEST]}")
+    for hello in find_unfit(findings, hosts):
         pool.reject(hello)
 
 
@@ -102,52 +106,57 @@ def limit_of(left_s: float | None) -> float:
     return LIMIT_S if left_s is None else min(LIMIT_S, SHARE * left_s)
 
 
-def _tell_cut(limit_s: float, left_s: float | None) -> str:
+def _describe_limit(limit_s: float, left_s: float | None) -> str:
+    why = f"it did not finish within {limit_s:.0f} s"
     if left_s is None or limit_s >= LIMIT_S:
-        return f"it did not finish within {limit_s:.0f} s"
-    return (
-        f"it did not finish within {limit_s:.0f} s, a tenth of the job's remaining {left_s:.0f} s"
-    )
+        return why
+    return f"{why}, a tenth of the job's remaining {left_s:.0f} s"
 
 
-def _last_line(said: str) -> str:
-    lines = said.strip().splitlines()
-    return lines[-1] if lines else "the doctor failed without output"
-
-
-def _sweep(*folders: Path) -> None:
-    """Remove directories left by a killed doctor, without waiting for storage that hangs."""
-    sweeper = BackgroundWriter("sweeper")
+def _remove(*folders: Path) -> None:
+    """Remove what an examination has left, without waiting for storage that hangs."""
+    remover = BackgroundWriter("remover")
     for folder in folders:
-        sweeper.post(partial(shutil.rmtree, folder, ignore_errors=True))
-    sweeper.close(_SWEEP_S)
+        remover.post(partial(shutil.rmtree, folder, ignore_errors=True))
+    remover.close(_REMOVE_S)
 
 
-def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
-    """Parse preflight.json: the duration and the findings. Pure.
-
-    Raises:
-        ValueError: it is incomplete or malformed.
-    """
-    match parse_json(text):
-        case {"seconds": float() | int() as seconds, "findings": list() as findings}:
-            names = [one.name for one in fields(Finding)]
-            try:
-                return seconds, [{name: str(one[name]) for name in names} for one in findings]
-            except (KeyError, TypeError, IndexError) as error:
-                raise ValueError("a finding lacks a field") from error
-    raise ValueError("not a preflight record")
-
-
-def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[int, Hello]:
+def find_unfit(findings: Sequence[Finding], hosts: Sequence[str]) -> list[Hello]:
     """Return the nodes with errors, each with its first one. Pure."""
-    found: dict[int, Hello] = {}
+    faults: dict[str, str] = {}
     for one in findings:
-        if one["severity"] != "error" or one["node"] not in hosts:
-            continue
-        node = list(hosts).index(one["node"])
-        fault = f"preflight, {one['check']}: {one['message'][:_LONGEST]}"
-        found.setdefault(
-            node, Hello(node=node, name=one["node"], host="", addresses=[], fault=fault)
-        )
-    return found
+        if one.severity == "error" and one.node in hosts:
+            faults.setdefault(one.node, f"preflight, {one.check}: {one.message[:_LONGEST]}")
+    return [
+        Hello(node=list(hosts).index(name), name=name, host="", addresses=[], fault=fault)
+        for name, fault in faults.items()
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run `doctor RUN ATTEMPT SCRATCH`: examine the nodes of the current allocation."""
+    from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
+    from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import Setup  # noqa: PLC0415
+    from echelon.launch.doctor.report import to_record  # noqa: PLC0415
+
+    run, attempt, scratch = RunDir.open(Path(arguments[0])), int(arguments[1]), Path(arguments[2])
+    environ, shell, folder = dict(os.environ), LocalShell(), run.doctor(attempt)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    setup = Setup(
+        shell=shell,
+        starter=choose_backend(shell, environ).starter,
+        environ=environ,
+        probe=role_command("doctor-probe"),
+        folder=folder,
+        python=sys.executable,
+        scratch=scratch,
+        tell=write_error,
+        short=True,
+    )
+    try:
+        examined = asyncio.run(Examination(setup).run())
+    except StopError as error:
+        return error.stop.exit_code
+    write_atomic(run.preflight(attempt), render_json(to_record(examined), indent=1))
+    return 0

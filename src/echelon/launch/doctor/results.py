@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
-from echelon.core.codec import Figure, Read, decode, to_figure
+from echelon.core.codec import Figure, Read, decode
 from echelon.core.frozen import frozen
 from echelon.core.records import to_count
 
-Severity = Literal["error", "warning"]
+
+def _read_severity(value: Any) -> str | None:
+    return value if value in ("error", "warning") else None
 
 
-def _read_indices(value: Any) -> list[int] | None:
-    plain = isinstance(value, list) and all(to_count(index) is not None for index in value)
-    return value if plain else None
+Severity = Annotated[Literal["error", "warning"], Read(_read_severity, "warning")]
 
 
 @frozen
@@ -28,14 +28,8 @@ class Look:
     error: str = ""
     """Why there was no output, or why it stopped early."""
     hostname: str = ""
-    skew_low_s: float = 0.0
-    """Lower bound of how far its clock is ahead of ours."""
-    skew_high_s: float = 0.0
-    """Upper bound; its clock was read at some time between our question and its answer."""
     folder: str = ""
     """`seen`, `missing`, or `stale`: the directory exists, but not the file just written to it."""
-    folder_late_s: int = 0
-    """Whole seconds until the file appeared."""
     folder_type: str = ""
     """The file system type, as the kernel names it."""
     python: str = ""
@@ -96,8 +90,6 @@ class Facts:
     driver: str = ""
     gpus: Sequence[Gpu] = ()
     """All GPUs that the driver shows; some may belong to other jobs."""
-    ours: Annotated[Sequence[int] | None, Read(_read_indices, None)] = None
-    """Indices of our GPUs, in torch's order; None if they cannot be determined."""
     gpu_error: str = ""
     """Why the driver could not be queried."""
 
@@ -115,6 +107,8 @@ class Torch:
     nccl: str = ""
     devices: int = 0
     """Number of GPUs that it can use."""
+    uuids: Sequence[str] = ()
+    """The driver's UUIDs of these GPUs; empty texts if torch is older than 2.5."""
     device_error: str = ""
     """Why it cannot use any."""
 
@@ -134,14 +128,6 @@ class Node:
     tried: Sequence[str] = ()
     """Nodes whose ports it tried."""
 
-    @property
-    def skew_s(self) -> float:
-        """The smallest clock difference that is consistent with what was measured."""
-        low_s, high_s = self.look.skew_low_s, self.look.skew_high_s
-        if not low_s <= 0 <= high_s:
-            return min(low_s, high_s, key=abs)
-        return self.facts.skew_s if self.facts else 0.0
-
 
 @frozen
 class Group:
@@ -158,14 +144,25 @@ class Group:
 
 
 @frozen
-class Examined:
-    """All results of an examination."""
+class RankAnswer:
+    """A rank's part in a measurement; 0 for a figure that it did not measure."""
 
-    nodes: Sequence[Node]
-    pairs: Sequence[Group] = ()
-    overall: Group | None = None
-    """Over all nodes that can participate."""
-    seconds: float = 0.0
+    error: str = ""
+    bandwidth: Figure = 0.0
+    latency_s: Figure = 0.0
+    tflops: Figure = 0.0
+    memory_gbs: Figure = 0.0
+    name: str = ""
+    """The GPU's name."""
+
+
+@frozen
+class Measured:
+    """A node's answer to a measurement."""
+
+    ranks: Sequence[RankAnswer] = ()
+    error: str = ""
+    """Why its ranks did not answer."""
 
 
 @frozen
@@ -181,42 +178,25 @@ class Finding:
     fix: str
 
 
+@frozen
+class Examined:
+    """All results of an examination."""
+
+    nodes: Sequence[Node]
+    pairs: Sequence[Group] = ()
+    overall: Group | None = None
+    """Over all nodes that can participate."""
+    seconds: float = 0.0
+    findings: Sequence[Finding] = ()
+    """Errors first."""
+
+
 _COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def read_count(text: str, unknown: int) -> int:
     """Parse a count; return `unknown` if it is not a number of plausible size."""
     return int(text) if _COUNT.fullmatch(text) else unknown
-
-
-def read_figure(found: Mapping[str, Any], name: str) -> float | None:
-    """Return a number from an answer; None if there is none."""
-    value = to_figure(found.get(name))
-    return None if value is None else float(value)
-
-
-def read_ranks(found: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the answer of each rank of a measurement: the named figures, or an `error`."""
-    told = found.get("ranks")
-    return [_read_rank(rank, names) for rank in told] if isinstance(told, list) else []
-
-
-def _read_rank(rank: object, names: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(rank, Mapping):
-        return {"error": "the answer has no figures"}
-    if "error" in rank:
-        return {"error": str(rank["error"])}
-    if missing := [name for name in names if read_figure(rank, name) is None]:
-        return {"error": f"the answer has no {missing[0]}"}
-    return dict(rank)
-
-
-def read_facts(
-    found: Mapping[str, Any], *, granted: int, skew_s: float, folder_late_s: float
-) -> Facts:
-    """Return a probe's facts about its node, combined with those that the doctor measured."""
-    known = decode(Facts, found)
-    return replace(known, granted=granted, skew_s=skew_s, folder_late_s=folder_late_s)
 
 
 def read_torch(found: Mapping[str, Any]) -> Torch:

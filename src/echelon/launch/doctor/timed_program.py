@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from echelon.core.shell import Shell, signal_group
 
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL; an srun that is killed cannot end its step."""
-_GLANCE_S = 0.02
+_INTERVAL_S = 0.02
 _KILLED_S = 60.0
 
 
@@ -41,47 +42,38 @@ async def run_program(
     pid = shell.start(argv, log=log, env=env)
     code = None
     try:
-        async with asyncio.timeout(limit_s):
-            code = await _end_of(pid)
-    except TimeoutError:
-        pass
+        code = await _wait(pid, limit_s)
     finally:
         if code is None:
             await asyncio.shield(_end(pid, grace_s))
     return code, tail(log)
 
 
-async def _end_of(pid: int) -> int:
-    while True:
+async def _wait(pid: int, limit_s: float) -> int | None:
+    """Return the exit code of a child; None if it still runs at the limit."""
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
         if (code := _collect(pid)) is not None:
             return code
-        await asyncio.sleep(_GLANCE_S)
+        await asyncio.sleep(_INTERVAL_S)
+    return None
 
 
 def _collect(pid: int) -> int | None:
-    gone, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if gone else None
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 async def _end(pid: int, grace_s: float) -> None:
     signal_group(pid, signal.SIGTERM)
-    if await _is_over(pid, grace_s):
+    if await _wait(pid, grace_s) is not None:
         return
     # Descendants may be in process groups of their own, and cannot be found once it has ended.
     for child in find_descendants(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     signal_group(pid)
-    await _is_over(pid, _KILLED_S)
-
-
-async def _is_over(pid: int, patience_s: float) -> bool:
-    try:
-        async with asyncio.timeout(patience_s):
-            await _end_of(pid)
-    except TimeoutError:
-        return False
-    return True
+    await _wait(pid, _KILLED_S)
 
 
 def find_descendants(pid: int, proc: Path = Path("/proc")) -> list[int]:

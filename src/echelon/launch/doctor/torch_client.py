@@ -20,7 +20,10 @@ _MESSAGE_SIZE = 1 << 17
 
 
 class TorchClient:
-    """See the module. A process that hangs is killed; the next order starts a new one."""
+    """Starts the process and gives it orders.
+
+    A process that hangs is killed; the next order starts a new one.
+    """
 
     def __init__(self, shell: Shell, env: Mapping[str, str], log: Path) -> None:
         self._shell, self._log = shell, log
@@ -38,25 +41,24 @@ class TorchClient:
         assert program is not None
         # -P: otherwise modules in the current directory would shadow others.
         argv = [sys.executable, "-P", "-c", program.decode(), str(theirs.fileno())]
-        try:
-            handles = [theirs.fileno()]
-            self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=handles)
-        except (OSError, EchelonError) as error:
-            ours.close()
-            return {"error": str(error)}
-        finally:
-            theirs.close()
+        with theirs:
+            try:
+                handles = [theirs.fileno()]
+                self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=handles)
+            except (OSError, EchelonError) as error:
+                ours.close()
+                return {"error": str(error)}
         ours.setblocking(False)
         self._socket = ours
-        return await self._hear(limit_s)
+        return await self._receive(limit_s)
 
     async def order(
         self, order: Mapping[str, Any], *, limit_s: float, listener: socket.socket | None = None
     ) -> dict[str, Any]:
         """Run a measurement; return the ranks' answers, or an `error`."""
         async with self._busy:
-            if self._socket is None and "error" in (said := await self.start(limit_s)):
-                return said
+            if self._socket is None and "error" in (torch := await self.start(limit_s)):
+                return torch
             assert self._socket is not None
             handles = [listener.fileno()] if listener else []
             try:
@@ -64,26 +66,25 @@ class TorchClient:
             except OSError as error:
                 self.close()
                 return {"error": str(error)}
-            return await self._hear(limit_s)
+            return await self._receive(limit_s)
 
-    async def _hear(self, limit_s: float) -> dict[str, Any]:
+    async def _receive(self, limit_s: float) -> dict[str, Any]:
         assert self._socket is not None
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit_s):
-                data = await loop.sock_recv(self._socket, _MESSAGE_SIZE)
+                data = await asyncio.get_running_loop().sock_recv(self._socket, _MESSAGE_SIZE)
         except TimeoutError:
-            self.close()
-            return {"error": f"did not finish within {limit_s:g} s"}
-        except OSError as error:
-            self.close()
-            return {"error": str(error)}
-        if not data:
-            self.close()
-            said = tail(self._log).strip().splitlines()
-            return {"error": said[-1][:300] if said else "the process died without output"}
-        found: dict[str, Any] = json.loads(data)
-        return found
+            error = f"did not finish within {limit_s:g} s"
+        except OSError as failure:
+            error = str(failure)
+        else:
+            if data:
+                found: dict[str, Any] = json.loads(data)
+                return found
+            lines = tail(self._log).strip().splitlines() or ["the process died without output"]
+            error = lines[-1][:300]
+        self.close()
+        return {"error": error}
 
     def close(self) -> None:
         """Kill the process and its forks."""

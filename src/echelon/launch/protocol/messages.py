@@ -220,8 +220,7 @@ class Answer(Message):
     number: int
     """The question's number."""
     found: dict[str, Any]
-    error: str = ""
-    """Why there is no answer."""
+    """An `error` if there is no answer."""
 
 
 @frozen

@@ -14,7 +14,6 @@ from echelon.launch.doctor.all_reduce import (
     plan_confirmation,
     plan_rounds,
 )
-from echelon.launch.doctor.probe_client import ProbeAnswer
 from echelon.launch.doctor.results import Group
 
 FAST, SLOW = 1e9, 1e7
@@ -25,7 +24,7 @@ def names(count):
 
 
 @given(st.integers(2, 60))
-def test_everybody_meets_enough_others_and_nobody_twice(count):
+def test_rounds_give_each_node_three_partners_and_no_pair_twice(count):
     rounds = plan_rounds(names(count))
     met = [frozenset(pair) for pairs in rounds for pair in pairs]
     assert len(met) == len(set(met))
@@ -36,7 +35,7 @@ def test_everybody_meets_enough_others_and_nobody_twice(count):
         assert sum(node in pair for pair in met) >= min(3, count - 1)
 
 
-def test_alone_there_is_nobody_to_meet():
+def test_a_single_node_has_no_pairs_and_no_suspects():
     assert [pair for pairs in plan_rounds(["n0"]) for pair in pairs] == []
     assert plan_rounds([]) == []
     assert find_suspects([]) == []
@@ -59,7 +58,7 @@ def simulate_pairs(nodes, bad, noise):
 
 
 @given(st.integers(5, 40), st.data())
-def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
+def test_one_or_two_bad_nodes_are_the_only_suspects(count, data):
     nodes = names(count)
     who = data.draw(st.lists(st.sampled_from(nodes), max_size=2, unique=True))
     bad = {node: data.draw(st.sampled_from(["slow", "broken"])) for node in who}
@@ -70,19 +69,19 @@ def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
 
 
 @pytest.mark.parametrize(("count", "slow"), [(4, 2), (5, 3), (6, 3), (7, 4), (11, 6)])
-def test_where_half_or_more_are_slow_nobody_is_to_blame(count, slow):
+def test_no_node_is_a_suspect_if_half_of_them_are_slow(count, slow):
     for who in itertools.combinations(names(count), slow):
         pairs = simulate_pairs(names(count), dict.fromkeys(who, "slow"), itertools.repeat(1.0))
         assert find_suspects(pairs) == [], who
 
 
-def test_of_four_two_that_work_with_nobody_are_named():
+def test_two_of_four_nodes_that_fail_with_all_partners_are_suspects():
     pairs = simulate_pairs(names(4), {"n0": "broken", "n1": "broken"}, itertools.repeat(1.0))
     assert [one.node for one in find_suspects(pairs)] == ["n0", "n1"]
 
 
 @given(st.integers(5, 12), st.data())
-def test_no_good_node_is_named_however_many_are_bad(count, data):
+def test_a_good_node_is_never_a_suspect(count, data):
     bad = data.draw(st.sets(st.sampled_from(names(count))))
     pairs = simulate_pairs(names(count), dict.fromkeys(bad, "slow"), itertools.repeat(1.0))
     for again in range(3):
@@ -92,7 +91,7 @@ def test_no_good_node_is_named_however_many_are_bad(count, data):
     assert {one.node for one in find_suspects(pairs)} <= bad
 
 
-def test_who_stands_out_is_measured_once_more_each_time_with_another():
+def test_suspects_are_measured_again_with_another_partner_each_time():
     measured = simulate_pairs(names(6), {"n1": "slow", "n4": "broken"}, itertools.repeat(1.0))
     assert plan_confirmation(measured, 0) == [("n1", "n0"), ("n4", "n5")]
     assert plan_confirmation(measured, 1) == [("n1", "n5"), ("n4", "n2")]
@@ -101,24 +100,24 @@ def test_who_stands_out_is_measured_once_more_each_time_with_another():
     assert [one.node for one in find_suspects([*measured, cleared])] == ["n4"]
 
 
-def test_where_half_seem_slow_they_are_measured_once_more():
+def test_slow_nodes_are_measured_again_if_half_of_them_are_slow():
     pairs = simulate_pairs(names(4), {"n1": "slow", "n2": "slow"}, itertools.repeat(1.0))
     assert find_suspects(pairs) == []
     assert plan_confirmation(pairs, 0) == [("n1", "n0"), ("n2", "n3")]
 
 
 @given(st.sampled_from(names(3)), st.sampled_from(["slow", "broken"]))
-def test_of_three_one_can_be_named(bad, what):
+def test_one_bad_node_of_three_is_a_suspect(bad, what):
     found = find_suspects(simulate_pairs(names(3), {bad: what}, itertools.repeat(1.0)))
     assert [(one.node, one.what) for one in found] == [(bad, what)]
 
 
 @pytest.mark.parametrize("what", ["slow", "broken"])
-def test_of_two_none_is_to_blame(what):
+def test_no_node_of_a_bad_pair_is_a_suspect(what):
     assert find_suspects(simulate_pairs(names(2), {"n0": what}, itertools.repeat(1.0))) == []
 
 
-def test_one_that_takes_long_for_one_number():
+def test_a_node_with_a_high_latency_is_lagging():
     nodes = names(5)
     pairs = [
         Group(nodes=pair, bandwidth=FAST, latency_s=5e-2 if "n2" in pair else 1e-3)
@@ -135,11 +134,9 @@ def merge(*answers):
     return merge_answers(("a", "b"), answers, backend="gloo")
 
 
-def test_the_slowest_rank_counts():
+def test_the_slowest_rank_determines_a_groups_result():
     slow = {**GOOD, "bandwidth": 5e8, "latency_s": 2e-3}
-    found = merge(
-        ProbeAnswer(found={"ranks": [GOOD, GOOD]}), ProbeAnswer(found={"ranks": [GOOD, slow]})
-    )
+    found = merge({"ranks": [GOOD, GOOD]}, {"ranks": [GOOD, slow]})
     assert (found.nodes, found.ranks, found.error) == (("a", "b"), 4, "")
     assert (found.bandwidth, found.latency_s) == (5e8, 2e-3)
 
@@ -147,16 +144,16 @@ def test_the_slowest_rank_counts():
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (ProbeAnswer(error="the connection was closed"), "b: the connection was closed"),
+        ({"error": "the connection was closed"}, "b: the connection was closed"),
         (
-            ProbeAnswer(found={"error": "did not finish within 25 s"}),
+            {"error": "did not finish within 25 s"},
             "b: did not finish within 25 s",
         ),
-        (ProbeAnswer(found={"ranks": [GOOD, {"error": "time-out"}]}), "b: time-out"),
+        ({"ranks": [GOOD, {"error": "time-out"}]}, "b: time-out"),
     ],
 )
-def test_a_rank_that_fails_fails_them_all_and_is_named(answer, told):
-    found = merge(ProbeAnswer(found={"ranks": [GOOD]}), answer)
+def test_an_error_of_one_rank_is_the_groups_error_with_the_nodes_name(answer, told):
+    found = merge({"ranks": [GOOD]}, answer)
     assert (found.error, found.bandwidth) == (told, 0.0)
 
 
@@ -166,17 +163,18 @@ class RecordingProbes:
     def __init__(self):
         self.limits, self.orders = [], []
 
-    async def ask(self, questions, *, limit_s):
+    async def ask(self, what, questions, *, limit_s):
         self.limits.append(limit_s)
-        self.orders += [about for what, about in questions.values() if what == "measure"]
-        return {node: ProbeAnswer(found={"ports": {"10.0.0.1": 7}}) for node in questions}
+        if what == "measure":
+            self.orders += [details["order"] for details in questions.values()]
+        return {node: {"ports": {"10.0.0.1": 7}} for node in questions}
 
 
 @pytest.mark.parametrize(
     ("nodes", "gpus", "limit_s"),
     [(2, 1, 20.2), (2, 8, 21.6), (128, 8, 122.4), (1024, 8, 300.0)],
 )
-def test_ranks_wait_for_each_other_the_longer_the_more_they_are(nodes, gpus, limit_s):
+def test_the_time_limit_of_an_all_reduce_grows_with_its_ranks(nodes, gpus, limit_s):
     probes = RecordingProbes()
     names = {node: f"n{node}" for node in range(nodes)}
     counts = dict.fromkeys(names, gpus)

@@ -11,15 +11,15 @@ import pytest
 from echelon.core.shell import LocalShell
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.doctor.first_look import (
-    AGAIN,
-    FIRST,
+    LIMIT_S,
+    LONGER_LIMIT_S,
     SCRIPT,
-    DoctorPaths,
-    FirstLook,
-    is_well,
+    Setup,
+    can_run_probe,
+    describe_failure,
+    look_at_nodes,
     look_step,
     parse_look,
-    tell_failure,
 )
 from echelon.launch.doctor.probe_client import ProbeClient
 from echelon.launch.doctor.results import Look
@@ -27,15 +27,12 @@ from echelon.launch.pool.agent_pool import AgentPool
 
 WHOLE = """\
 host=node3
-clock=1000.500000000
-limit=Limit                     Soft Limit           Hard Limit           Units
-limit=Max processes             128390               128390               processes
-limit=Max open files            1024                 524288               files
-limit=Max locked memory         8388608              8388608              bytes
-shm=tmpfs              12315136         0  12315136       0% /dev/shm
+files=1024
+processes=128390
+locked=8388608
+shm=12315136
 at=the directory /shared
 folder=seen
-late=0
 type=nfs
 at=the Python /env/bin/python
 python=/opt/python3.11
@@ -46,12 +43,8 @@ at=
 """
 
 
-def look(text, error="", asked_s=1000.0, answered_s=1001.0):
-    return parse_look(text, asked_s=asked_s, answered_s=answered_s, error=error)
-
-
-def test_a_whole_answer():
-    found = look(WHOLE)
+def test_a_complete_look_is_parsed():
+    found = parse_look(WHOLE)
     assert (found.error, found.hostname, found.folder, found.folder_type) == (
         *("", "node3", "seen", "nfs"),
     )
@@ -62,24 +55,8 @@ def test_a_whole_answer():
     assert found.shm_mib == 12026
 
 
-@pytest.mark.parametrize(
-    ("clock", "low", "high"),
-    [
-        ("1000.5", -0.5, 0.5),  # read somewhere between question and answer: nothing is sure
-        ("1300.5", 299.5, 300.5),
-        ("900.5", -100.5, -99.5),
-        ("1000", -1.0, 1.0),  # a date without %N counts whole seconds
-        ("1000.N", -1.0, 1.0),
-        ("what", 0.0, 0.0),
-    ],
-)
-def test_a_clock_is_known_as_well_as_question_and_answer_hold_it(clock, low, high):
-    found = look(WHOLE.replace("1000.500000000", clock))
-    assert (found.skew_low_s, found.skew_high_s) == (low, high)
-
-
-def test_where_it_hangs_is_where_its_lines_end():
-    found = look(WHOLE.partition("folder=")[0], error="no answer within 30 s")
+def test_a_look_that_hangs_names_its_step():
+    found = parse_look(WHOLE.partition("folder=")[0], error="no answer within 30 s")
     assert found.error == "no answer within 30 s while checking the directory /shared"
     assert found.hostname == "node3"
 
@@ -92,44 +69,44 @@ def test_where_it_hangs_is_where_its_lines_end():
         ("sh: not found\n", "", "sh: not found"),
     ],
 )
-def test_one_that_says_nothing(said, error, told):
-    assert look(said, error).error == told
+def test_a_look_without_output_has_an_error(said, error, told):
+    assert parse_look(said, error).error == told
 
 
-def test_a_python_that_does_not_run():
+def test_a_look_reports_why_python_does_not_run():
     said = WHOLE.partition("python=")[0] + "sh: 23: /env/bin/python: not found\ncode=127\nat=\n"
-    found = look(said)
+    found = parse_look(said)
     assert found.python_error == "sh: 23: /env/bin/python: not found"
     assert found.error == ""
 
 
 @pytest.mark.parametrize("name", ["plain", "a folder", "quo'te"])
-def test_the_script_itself(tmp_path, name):
+def test_the_look_script_finds_folder_and_python(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     (folder / "nonce").write_text("abc")
     argv = ["sh", "-c", SCRIPT, "sh", str(folder), "abc", sys.executable]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
-    found = look(done.stdout)
+    found = parse_look(done.stdout)
     assert (found.error, found.folder, found.python_error) == ("", "seen", "")
     assert found.python == os.path.realpath(sys.executable)
     assert found.python_prefix == sys.prefix
     assert found.limits["files"]
 
 
-def test_the_script_where_things_are_missing(tmp_path):
+def test_the_look_script_reports_a_missing_folder_and_python(tmp_path):
     argv = ["sh", "-c", SCRIPT, "sh", str(tmp_path / "none"), "abc", "/no/such/python"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
-    found = look(done.stdout)
+    found = parse_look(done.stdout)
     assert (found.error, found.folder) == ("", "missing")
     assert "/no/such/python" in found.python_error
 
 
-def test_a_folder_without_what_was_just_written_is_another_one(tmp_path):
+def test_the_look_script_reports_a_folder_without_the_new_file_as_stale(tmp_path):
     (tmp_path / "old").touch()
     argv = ["sh", "-c", SCRIPT, "sh", str(tmp_path), "abc", sys.executable]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
-    assert look(done.stdout).folder == "stale"
+    assert parse_look(done.stdout).folder == "stale"
 
 
 BUSY = "echo 'srun: error: Unable to create step: Requested nodes are busy'; exit 1"
@@ -157,38 +134,38 @@ class Nodes(LocalShell):
 def look_at_all(tmp_path, shell):
     told = []
     starter = LocalStarter(shell, len(shell.lines))
-    place = DoctorPaths(probe=[], folder=tmp_path, python="python", scratch=tmp_path)
+    setup = Setup(
+        shell=shell,
+        starter=starter,
+        environ={"SLURM_JOB_ID": "42", "PATH": "/usr/bin:/bin"},
+        probe=[],
+        folder=tmp_path,
+        python="python",
+        scratch=tmp_path,
+        tell=told.append,
+        short=True,
+    )
 
     async def scenario():
-        crew = AgentPool(starter, lambda *_, **__: None, told.append)
-        looking = FirstLook(
-            probes=ProbeClient(crew),
-            shell=shell,
-            starter=starter,
-            environ={"SLURM_JOB_ID": "42", "PATH": "/usr/bin:/bin"},
-            paths=place,
-            tell=told.append,
-        )
-        return await looking.look()
+        pool = AgentPool(starter, lambda *_, **__: None, told.append)
+        return await look_at_nodes(setup, ProbeClient(pool))
 
     return asyncio.run(scenario()), told
 
 
-def test_a_node_that_still_starts_is_asked_once_more(tmp_path):
+def test_nodes_that_do_not_respond_get_a_second_look(tmp_path):
     nodes = Nodes(node0=[WELL], node1=[BUSY, WELL], node2=[BUSY], node3=[HALF])
     found, told = look_at_all(tmp_path, nodes)
     assert nodes.asked == {"node0": 1, "node1": 2, "node2": 2, "node3": 1}
-    assert [is_well(found[node]) for node in range(4)] == [True, True, False, False]
+    assert [can_run_probe(found[node]) for node in range(4)] == [True, True, False, False]
     assert found[2].error == "Unable to create step: Requested nodes are busy"
     assert found[3].error == "the check exited with code 1 while checking the directory"
     assert told == ["first look at 4 nodes", "trying 2 nodes again that did not respond"]
-    assert (
-        nodes.patience == [f"--immediate={FIRST.step_s}"] * 4 + [f"--immediate={AGAIN.step_s}"] * 2
-    )
-    assert AGAIN.look_s > FIRST.look_s
+    assert nodes.patience == ["--immediate=20"] * 4 + ["--immediate=40"] * 2
+    assert LONGER_LIMIT_S > LIMIT_S
 
 
-def test_where_all_answer_none_is_asked_again(tmp_path):
+def test_nodes_that_respond_get_one_look(tmp_path):
     nodes = Nodes(node0=[WELL], node1=[WELL])
     _, told = look_at_all(tmp_path, nodes)
     assert set(nodes.asked.values()) == {1}
@@ -204,18 +181,18 @@ def test_where_all_answer_none_is_asked_again(tmp_path):
         (None, "host=n", "no answer within 30 s"),
     ],
 )
-def test_how_a_look_failed(code, said, told):
-    assert tell_failure(code, said, 30.0) == told
+def test_a_failed_look_is_described_with_the_message_of_srun(code, said, told):
+    assert describe_failure(code, said, 30.0) == told
 
 
-def test_a_first_look_needs_no_folder_and_waits_for_no_other_step():
-    argv = look_step("42", "node3", 20)
+def test_a_look_step_overlaps_others_and_starts_in_the_root_directory():
+    argv = look_step("42", "node3", 30.0)
     assert {"--jobid=42", "--nodelist=node3", "--overlap", "--chdir=/", "--no-kill"} <= set(argv)
     assert "--immediate=20" in argv
 
 
-def test_where_a_probe_can_be_started():
-    assert is_well(Look(folder="seen"))
-    assert not is_well(Look(folder="missing"))
-    assert not is_well(Look(folder="seen", error="it hangs"))
-    assert not is_well(Look(folder="seen", python_error="not found"))
+def test_a_probe_can_run_after_a_look_without_errors():
+    assert can_run_probe(Look(folder="seen"))
+    assert not can_run_probe(Look(folder="missing"))
+    assert not can_run_probe(Look(folder="seen", error="it hangs"))
+    assert not can_run_probe(Look(folder="seen", python_error="not found"))

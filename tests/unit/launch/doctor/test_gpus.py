@@ -1,42 +1,36 @@
 """GPUs: parsing of nvidia-smi, and which of them are ours."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import TimedOutError
-from echelon.launch.doctor.gpus import (
-    Grant,
-    add_figures,
-    ask_gpus,
-    ask_parts,
-    find_ours,
-    own_gpus,
-    parse_gpus,
-    parse_parts,
-    parse_reasons,
-    read_grant,
-)
-from echelon.launch.doctor.results import Facts, Gpu
+from echelon.launch.doctor.gpus import add_figures, ask_gpus, own_gpus, parse_gpus
+from echelon.launch.doctor.results import Facts, Gpu, Node, Torch
 
 BASIC = """\
 0, NVIDIA H200, GPU-1, 143771, 570.86.15, 0
 1, NVIDIA H200, GPU-2, 143771, 570.86.15, 2
 """
-QUERY = "nvidia-smi --query-gpu=index,"
+QUERY = (
+    "nvidia-smi --query-gpu=index,name,uuid,memory.total,driver_version,"
+    "ecc.errors.uncorrected.volatile.total"
+)
+OLDER, NEWER = f"{QUERY},clocks_throttle_reasons.active", f"{QUERY},clocks_event_reasons.active"
+
+
+def shown(*masks):
+    lines = BASIC.splitlines()
+    return "\n".join([f"{a}, {b}" for a, b in zip(lines, masks, strict=True)] if masks else lines)
 
 
 def ask(shell):
     return asyncio.run(ask_gpus(shell, {"PATH": "/bin", "LD_LIBRARY_PATH": "/stubs"}))
 
 
-def test_two_gpus_of_which_one_is_ill():
-    reasons = "0, 0x0000000000000001\n1, 0x0000000000000048\n"
-    shell = FakeShell(
-        answers={f"{QUERY}name": BASIC, f"{QUERY}clocks_throttle_reasons.active": reasons}
-    )
+def test_gpus_are_read_with_ecc_errors_and_throttle_reasons():
+    shell = FakeShell(answers={OLDER: shown("0x0000000000000001", "0x0000000000000048")})
     driver, gpus, wrong = ask(shell)
     assert (driver, wrong) == ("570.86.15", "")
     assert gpus[0] == Gpu(index=0, name="NVIDIA H200", uuid="GPU-1", memory_mib=143771)
@@ -45,30 +39,29 @@ def test_two_gpus_of_which_one_is_ill():
     )
 
 
-def test_a_driver_that_has_only_the_newer_name():
+@pytest.mark.parametrize(
+    ("known", "masks", "throttle"),
+    [(NEWER, ("0x80", "0x4"), [("power brake",), ()]), (QUERY, (), [(), ()])],
+)
+def test_gpus_are_read_from_drivers_that_lack_throttle_fields(known, masks, throttle):
     unknown = Result(argv=("nvidia-smi",), code=2, stdout="Field is not a valid field to query.")
-    shell = FakeShell(
-        answers={
-            f"{QUERY}name": BASIC,
-            f"{QUERY}clocks_throttle_reasons.active": unknown,
-            f"{QUERY}clocks_event_reasons.active": "0, 0x80\n1, 0x4\n",
-        }
-    )
-    _, gpus, _ = ask(shell)
-    assert [gpu.throttle for gpu in gpus] == [("power brake",), ()]
+    answers = {QUERY: unknown, OLDER: unknown, NEWER: unknown, f"{QUERY} --format": unknown}
+    shell = FakeShell(answers={**answers, f"{known} --format": shown(*masks)})
+    _, gpus, wrong = ask(shell)
+    assert ([gpu.throttle for gpu in gpus], wrong) == (throttle, "")
 
 
-def test_without_the_program():
+def test_a_missing_nvidia_smi_is_reported():
     assert ask(FakeShell(programs=[])) == ("", [], "there is no nvidia-smi")
 
 
-def test_where_it_fails():
+def test_a_failing_nvidia_smi_is_reported_with_its_output():
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     shell = FakeShell(answers={"nvidia-smi": Result(argv=("x",), code=9, stdout=said)})
     assert ask(shell) == ("", [], f"nvidia-smi exited with code 9: {said}")
 
 
-def test_where_it_hangs():
+def test_a_hanging_nvidia_smi_is_reported():
     def hang(_argv):
         raise TimedOutError("'nvidia-smi' did not end within 30 s")
 
@@ -76,113 +69,73 @@ def test_where_it_hangs():
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "0, x\n", "a, b, c, d, e, f\n"])
-def test_what_is_no_gpu(text):
+def test_lines_that_are_not_gpus_are_ignored(text):
     assert parse_gpus(text) == ("", [])
-    assert parse_reasons(text) == {}
 
 
-LISTED = """\
-GPU 0: NVIDIA A100 (UUID: GPU-5c89)
-  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)
-  MIG 2g.10gb     Device  1: (UUID: MIG-9f01)
-GPU 1: NVIDIA A100 (UUID: GPU-77aa)
-  MIG 7g.40gb     Device  0: (UUID: MIG-0001)
-"""
-
-
-def test_parts_of_gpus():
-    known = {"MIG-1d5b": "GPU-5c89", "MIG-9f01": "GPU-5c89", "MIG-0001": "GPU-77aa"}
-    assert parse_parts(LISTED) == known
-    assert parse_parts("No devices found.\n") == {}
-    shell = FakeShell(answers={"nvidia-smi --list-gpus": LISTED})
-    assert asyncio.run(ask_parts(shell, {})) == known
-
-
-def test_one_without_ecc():
+def test_a_gpu_without_ecc_has_no_errors():
     _, (gpu,) = parse_gpus("0, GeForce, GPU-1, 8192, 535.1, [N/A]\n")
     assert gpu.ecc_errors == 0
 
 
 GPUS = [Gpu(index=number, name="H100", uuid=f"GPU-{number}abc") for number in range(4)]
-MIXED = [*GPUS[:3], replace(GPUS[3], name="T4")]
-PARTS = {"MIG-a": "GPU-1abc", "MIG-b": "GPU-1abc", "MIG-c": "GPU-2abc"}
 
 
-def ours(visible, gpus=GPUS, *, in_job=True, by_bus=False):
-    grant = Grant(visible=visible, in_job=in_job, by_bus=by_bus)
-    return find_ours(gpus, grant, PARTS)
+def node(gpus=GPUS, *, uuids=(), devices=None, **facts):
+    """A node of a job, whose torch can use the GPUs with these UUIDs."""
+    torch = Torch(devices=len(uuids) if devices is None else devices, uuids=uuids)
+    return Node(name="n", facts=Facts(**{"gpus": gpus, "in_job": True, **facts}), torch=torch)
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("uuids", "devices", "granted", "indices", "certain"),
     [
-        ("2,1", [2, 1]),
-        ("0,1,2,3", [0, 1, 2, 3]),
-        ("GPU-3abc,GPU-0abc", [3, 0]),
-        ("GPU-3", [3]),
-        ("GPU-", None),  # of several
-        ("GPU-9", None),
-        ("7", None),
-        ("0:1", None),
-        ("MIG-a,MIG-b", [1]),
-        ("MIG-c,MIG-a", [2, 1]),
-        ("MIG-unknown", None),
-        ("MIG-GPU-2abc/1/0", [2]),
-        ("", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-        (None, None),
+        (("GPU-2abc", "GPU-1abc"), 2, 2, [2, 1], True),
+        (("GPU-2abc",), 1, 2, [2], True),
+        (("GPU-2abc", "GPU-9"), 2, 2, [0, 1, 2, 3], False),
+        (("", ""), 2, 2, [0, 1, 2, 3], False),  # torch is older than 2.5
+        ((), 0, 2, [0, 1, 2, 3], False),
+        ((), 0, 0, [], True),
+        ((), 0, 4, [0, 1, 2, 3], True),  # nvidia-smi shows no others
+        (("GPU-2abc",), 1, 0, [2], True),  # Slurm does not manage GPUs
     ],
 )
-def test_in_a_job(visible, found):
-    assert ours(visible) == found
+def test_gpus_of_a_job_are_those_that_torch_can_use(uuids, devices, granted, indices, certain):
+    gpus, sure = own_gpus(node(uuids=uuids, devices=devices, granted=granted))
+    assert ([gpu.index for gpu in gpus], sure) == (indices, certain)
 
 
-@pytest.mark.parametrize("visible", [None, "", "-1"])
-def test_a_machine_of_ones_own_has_its_gpus_whatever_is_hidden(visible):
-    assert ours(visible, in_job=False) == [0, 1, 2, 3]
+def test_all_gpus_of_a_machine_outside_a_job_are_ours():
+    assert own_gpus(node(in_job=False)) == (GPUS, True)
+    assert own_gpus(Node(name="n")) == ([], True)
 
 
-def test_where_slurm_shows_only_what_it_has_granted():
-    assert ours("2,3", GPUS[:2]) == [0, 1]
-    assert ours("MIG-unknown", GPUS[:1]) == [0]
-    assert ours("0,1,2,3", GPUS[:3]) == [0, 1, 2]  # one has fallen off the bus
-    assert ours("0", []) == []
-
-
-def test_cuda_counts_gpus_of_several_kinds_in_its_own_order():
-    assert ours("0", MIXED) is None
-    assert ours("0", MIXED, by_bus=True) == [0]
-    assert ours("GPU-0abc", MIXED) == [0]
-
-
-def test_what_a_process_was_told():
-    assert read_grant({}) == Grant(visible=None, in_job=False)
-    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a", "SLURM_JOB_ID": "1"}
-    assert read_grant({**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == Grant(
-        visible="MIG-a", in_job=True, by_bus=True
-    )
-    assert read_grant(environ).has_parts
+def test_mig_instances_belong_to_the_only_gpu_that_is_shown():
+    parts = {"parts": True, "granted": 2, "uuids": ["MIG-a"]}
+    assert own_gpus(node(GPUS[:1], **parts)) == (GPUS[:1], True)
+    assert own_gpus(node(GPUS, **parts)) == (GPUS, False)
 
 
 FIGURE = {"tflops": 1.0, "memory_gbs": 2.0, "name": "X"}
 
 
-def measured(facts, *figures):
-    found = add_figures(facts, {"ranks": list(figures)})
-    return {gpu.index: (gpu.name, gpu.tflops) for gpu in found.gpus if gpu.tflops}
+def measured(node, *figures):
+    facts = add_figures(node, {"ranks": list(figures)})
+    return {gpu.index: (gpu.name, gpu.tflops) for gpu in facts.gpus if gpu.tflops}
 
 
-def test_figures_come_to_the_gpus_that_torch_has():
-    facts = Facts(gpus=GPUS, ours=[2, 1])
-    assert measured(facts, FIGURE, {"error": "e"}) == {2: ("H100", 1.0)}
-    assert len(add_figures(facts, {"ranks": [FIGURE, FIGURE]}).gpus) == 4
-    named = {**FIGURE, "uuid": "GPU-3abc"}
-    assert measured(Facts(gpus=GPUS, ours=None), named) == {3: ("H100", 1.0)}
-    assert measured(Facts(gpus=GPUS, ours=[1, 2], parts=True), FIGURE) == {1: ("H100", 1.0)}
+def test_figures_are_added_to_the_gpus_that_torch_has():
+    known = node(uuids=["GPU-2abc", "GPU-1abc"])
+    assert measured(known, FIGURE, {"error": "e"}) == {2: ("H100", 1.0)}
+    assert len(add_figures(known, {"ranks": [FIGURE, FIGURE]}).gpus) == 4
+    assert measured(node(GPUS[:1], granted=1, devices=1), FIGURE) == {0: ("H100", 1.0)}
 
 
-def test_figures_of_gpus_that_nobody_knows():
-    assert measured(Facts(ours=[]), FIGURE, FIGURE) == {0: ("X", 1.0), 1: ("X", 1.0)}
-    unknown = add_figures(Facts(gpus=GPUS, ours=None), {"ranks": [FIGURE]})
-    assert [gpu.name for gpu in own_gpus(unknown)] == ["X"]
+def test_figures_of_unknown_gpus_are_numbered_as_in_torch():
+    assert measured(node(gpus=[], devices=2), FIGURE, FIGURE) == {0: ("X", 1.0), 1: ("X", 1.0)}
+    unknown = add_figures(node(devices=1, granted=1), {"ranks": [FIGURE]})
+    assert [gpu.name for gpu in unknown.gpus] == ["X"]
+
+
+def test_an_answer_without_figures_changes_nothing():
+    assert add_figures(node(), {"error": "it hangs"}).gpus == GPUS

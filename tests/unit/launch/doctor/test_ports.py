@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.doctor.ports import FEW, choose_peers, judge_ports
+from echelon.launch.doctor.examination import FEW, choose_peers
+from echelon.launch.doctor.findings import judge_ports
 from echelon.launch.doctor.results import Node
 
 
@@ -17,28 +18,28 @@ def blamed(*nodes):
     return [(one.node, one.message) for one in found]
 
 
-def test_a_node_whose_ports_nobody_reaches():
+def test_a_node_with_closed_ports_is_blamed():
     a, b = reach("a", ["b", "c"], ["c"]), reach("b", ["a", "c"], ["c"])
     assert blamed(a, b, reach("c", ["a", "b"])) == [("c", "no other node reaches its ports")]
 
 
-def test_a_node_that_reaches_nobody():
+def test_a_node_that_reaches_no_other_is_blamed():
     a, c = reach("a", ["b", "c"]), reach("c", ["a", "b"])
     found = blamed(a, reach("b", ["a", "c"], ["a", "c"]), c)
     assert found == [("b", "cannot reach the ports of any other node")]
 
 
-def test_two_that_do_not_reach_each_other_are_not_to_blame_alone():
+def test_a_single_unreachable_pair_blames_no_node():
     found = blamed(reach("a", ["b", "c"], ["b"]), reach("b", ["a", "c"]), reach("c", ["a", "b"]))
     assert found == [("", "a cannot reach ports of b")]
 
 
-def test_of_few_nodes_each_tries_each():
+def test_each_of_a_few_nodes_tries_all_others():
     assert choose_peers([0, 2, 5], 2) == [0, 5]
     assert len(choose_peers(list(range(FEW)), 3)) == FEW - 1
 
 
-def test_of_many_a_few():
+def test_each_of_many_nodes_tries_four_others():
     many = list(range(20))
     assert choose_peers(many, 3) == [4, 5, 13, 0]
     assert choose_peers(many, 0) == [1, 2, 10]
@@ -60,7 +61,7 @@ COUNTS = st.integers(5, 70)
 
 
 @given(COUNTS)
-def test_every_node_is_tried_by_three_others_at_least(count):
+def test_every_node_is_tried_by_at_least_three_others(count):
     nodes = list(range(count))
     tries = [choose_peers(nodes, node) for node in nodes]
     assert all(len(peers) >= 3 for peers in tries)
@@ -69,7 +70,7 @@ def test_every_node_is_tried_by_three_others_at_least(count):
 
 
 @given(COUNTS, st.data())
-def test_one_or_two_broken_nodes_are_named_and_no_neighbour_of_theirs(count, data):
+def test_one_or_two_nodes_with_broken_ports_are_blamed_without_their_neighbours(count, data):
     who = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True))
     kinds = [data.draw(st.sampled_from(["closed", "mute", "both"])) for _ in who]
     closed = {node for node, kind in zip(who, kinds, strict=True) if kind != "mute"}
@@ -79,7 +80,7 @@ def test_one_or_two_broken_nodes_are_named_and_no_neighbour_of_theirs(count, dat
 
 
 @given(COUNTS, st.data())
-def test_a_pair_that_was_tried_is_told_and_blames_none(count, data):
+def test_an_unreachable_pair_among_many_nodes_is_reported_without_blame(count, data):
     node = data.draw(st.integers(0, count - 1))
     peer = data.draw(st.sampled_from(choose_peers(list(range(count)), node)))
     assert examine(count, pairs={(node, peer)}) == [("", f"n{node} cannot reach ports of n{peer}")]

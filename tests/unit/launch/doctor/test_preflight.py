@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.backends.stop import StopError
 from echelon.launch.doctor import preflight
-from echelon.launch.doctor.preflight import find_unfit, fly, limit_of
+from echelon.launch.doctor.preflight import find_unfit, limit_of, run_preflight
+from echelon.launch.doctor.results import Finding
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
@@ -22,10 +24,10 @@ HOSTS = ["node1", "node2", "node3"]
 
 
 def finding(node, severity="error", message="it is slow"):
-    return {"severity": severity, "node": node, "check": "c", "message": message, "fix": "f"}
+    return Finding(severity=severity, node=node, check="c", message=message, fix="f")
 
 
-def test_nodes_with_errors_are_unfit_for_the_first_of_them():
+def test_a_node_is_unfit_because_of_its_first_error():
     found = find_unfit(
         [
             finding("node2"),
@@ -36,13 +38,13 @@ def test_nodes_with_errors_are_unfit_for_the_first_of_them():
         ],
         HOSTS,
     )
-    assert {node: (hello.name, hello.fault) for node, hello in found.items()} == {
-        1: ("node2", "preflight, c: it is slow")
-    }
+    assert [(hello.node, hello.name, hello.fault) for hello in found] == [
+        (1, "node2", "preflight, c: it is slow")
+    ]
 
 
-def test_a_long_fault_is_cut():
-    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS).values()
+def test_a_long_preflight_fault_is_shortened():
+    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS)
     assert len(hello.fault) < 250
 
 
@@ -72,7 +74,7 @@ def prepare(run, line, left_s=None):
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)
-        await fly(pool, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
+        await run_preflight(pool, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
 
     return pool, journal, scenario, said
 
@@ -81,8 +83,9 @@ def events(run):
     return [json.loads(line) for line in run.events_of("controller-1").read_text().splitlines()]
 
 
-def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
-    record = {"seconds": 1.5, "findings": [finding("node2"), finding("node3", "warning", "odd")]}
+def test_a_preflight_rejects_nodes_with_errors_and_reports_warnings(run, tmp_path):
+    findings = [asdict(finding("node2")), asdict(finding("node3", "warning", "odd"))]
+    record = {"seconds": 1.5, "findings": findings}
     (tmp_path / "found").write_text(json.dumps(record))
     line = f'test "$0" = doctor && cp {tmp_path}/found {run.preflight(1)}'
     pool, journal, scenario, said = prepare(run, line)
@@ -93,7 +96,7 @@ def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
     assert [one["kind"] for one in events(run)] == ["preflight", "bad node"]
 
 
-def test_a_doctor_that_fails_costs_the_run_nothing(run):
+def test_a_preflight_that_fails_is_skipped(run):
     pool, journal, scenario, said = prepare(run, "echo no such thing; exit 1")
     asyncio.run(scenario())
     journal.close()
@@ -105,11 +108,11 @@ def test_a_doctor_that_fails_costs_the_run_nothing(run):
     ("left_s", "limit_s"),
     [(None, 600.0), (86400.0, 600.0), (6000.0, 600.0), (600.0, 60.0), (0.0, 0.0)],
 )
-def test_it_may_take_a_small_share_of_what_the_job_has_left(left_s, limit_s):
+def test_a_preflight_may_take_a_tenth_of_the_remaining_time(left_s, limit_s):
     assert limit_of(left_s) == pytest.approx(limit_s)
 
 
-def test_one_that_is_cut_says_so(run):
+def test_a_preflight_that_reaches_its_limit_is_skipped(run):
     pool, journal, scenario, said = prepare(
         run, "echo importing torch; exec sleep 600", left_s=10.0
     )
@@ -120,7 +123,7 @@ def test_one_that_is_cut_says_so(run):
     assert said == [f"preflight skipped: {cut}"]
 
 
-def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
+def test_a_preflight_that_ignores_sigterm_is_killed_with_its_descendants(
     run, tmp_path, monkeypatch
 ):
     """Its sruns are in sessions of their own: nobody else would know of them."""
@@ -149,16 +152,16 @@ def is_alive(process):
         return False
 
 
-def test_who_stops_the_run_stops_its_preflight(run, tmp_path):
+def test_stopping_the_run_stops_its_preflight(run, tmp_path):
     line = f"echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/began; exec sleep 600"
     _, journal, scenario, _ = prepare(run, line)
 
     async def stopped():
-        flying = asyncio.ensure_future(scenario())
+        running = asyncio.ensure_future(scenario())
         began = (tmp_path / "began").exists
         assert await asyncio.to_thread(wait_until, began, timeout_s=20)
         os.kill(os.getpid(), signal.SIGTERM)
-        await flying
+        await running
 
     with pytest.raises(StopError, match="SIGTERM"):
         asyncio.run(stopped())

@@ -18,18 +18,18 @@ def run(tmp_path, line, **limits):
     return asyncio.run(work)
 
 
-def test_one_that_ends(tmp_path):
+def test_a_program_that_exits_returns_code_and_output(tmp_path):
     assert run(tmp_path, "echo done; exit 3") == (3, "done\n")
 
 
-def test_one_that_is_asked_to_end_has_the_time_to(tmp_path):
+def test_a_program_that_reaches_its_limit_may_exit_by_itself(tmp_path):
     polite = "trap 'sleep 0.3; echo left; exit 0' TERM; while :; do sleep 0.05; done"
     code, said = run(tmp_path, polite, limit_s=0.3)
     assert (code, said.splitlines()[-1]) == (None, "left")
     assert GRACE_S >= 10  # an srun has to reach its nodes
 
 
-def test_one_that_does_not_is_killed_with_what_it_has_started(tmp_path):
+def test_a_program_that_ignores_sigterm_is_killed_with_its_descendants(tmp_path):
     deaf = f"""\
 trap '' TERM
 setsid sh -c 'setsid sh -c "echo \\$\\$ > {tmp_path}/pid; exec sleep 600" & wait' &
@@ -42,7 +42,7 @@ while :; do sleep 0.05; done"""
     assert wait_until(gone, timeout_s=5)
 
 
-def test_who_has_started_whom(tmp_path):
+def test_descendants_are_found_over_several_generations(tmp_path):
     for pid, parent in ((1, 0), (7, 1), (8, 7), (9, 8), (10, 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 1 1\n")

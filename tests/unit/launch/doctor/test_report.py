@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.doctor.report import (
+from echelon.launch.doctor.report import (
+    exclude_option,
     exit_code,
     render_conclusion,
     render_findings,
@@ -62,38 +63,40 @@ def finding(node, severity="error", **more):
         ([finding("a", "warning"), finding("")], 3),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst(findings, code):
+def test_the_most_severe_finding_determines_the_exit_code(findings, code):
     assert exit_code(findings) == code
 
 
-def test_the_table():
+def test_the_table_leaves_out_empty_columns():
     headings, rows = render_table(EXAMINED)
     assert headings == ["node", "python", "torch", "import", "clock", "link", "shm", "pair"]
     assert rows == [
-        ["node1", "3.11.7", "2.13.0", "3.2s", "+1ms", "eth0 1500", "12G", "1.2 GB/s"],
+        ["node1", "3.11.7", "2.13.0", "3.2s", "+1ms", "eth0 1500", "13 GB", "1.2 GB/s"],
         ["node2", "-", "-", "-", "-", "-", "-", "1.2 GB/s"],
     ]
 
 
 def test_gpus_of_other_jobs_are_not_counted_as_ours():
-    facts = Facts(gpus=[Gpu(index=number) for number in range(8)], ours=[2, 3])
-    for known, shown in ((facts, "2 of 8"), (replace(facts, ours=None), "8")):
-        headings, (row,) = render_table(Examined(nodes=[replace(WELL, facts=known)]))
+    gpus = [Gpu(index=number, uuid=f"GPU-{number}") for number in range(8)]
+    facts = Facts(gpus=gpus, in_job=True, granted=2)
+    for uuids, shown in (["GPU-2", "GPU-3"], "2 of 8"), (["", ""], "8"):
+        node = replace(WELL, facts=facts, torch=replace(WELL.torch, devices=2, uuids=uuids))
+        headings, (row,) = render_table(Examined(nodes=[node]))
         assert row[headings.index("GPUs")] == shown
 
 
-def test_how_fast_they_are_together():
+def test_the_all_reduce_over_all_nodes_is_rendered():
     assert render_overall(EXAMINED) == "all-reduce over 2 nodes, 2 ranks, gloo: 1.2 GB/s, 0.20 ms"
     assert render_overall(Examined(nodes=[])) == ""
 
 
-def test_each_gpu_that_was_measured():
+def test_only_measured_gpus_are_rendered():
     gpus = [Gpu(index=0, tflops=612.4, memory_gbs=3901.0), Gpu(index=1)]
     examined = Examined(nodes=[Node(name="a", facts=Facts(gpus=gpus))])
     assert render_gpus(examined) == ["a GPU 0: 612 TFLOP/s, 3901 GB/s"]
 
 
-def test_findings_that_are_the_same_share_a_line():
+def test_equal_findings_share_an_entry():
     found = [finding("node2"), finding("node3"), finding("", message="x " * 60 + "/a-long-path")]
     lines = render_findings(found).splitlines()
     assert lines[:2] == ["error  node[2-3]: it is slow [c]", "    fix: mend it"]
@@ -101,25 +104,40 @@ def test_findings_that_are_the_same_share_a_line():
     assert any("/a-long-path" in line for line in lines)
 
 
-def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
+def test_long_messages_are_cut_in_text_but_not_in_json():
     long = finding("node2", message=f"it does not answer: {'no ' * 300}end")
     told = " ".join(render_findings([long]).split())
     assert "no n … [c] fix: mend it" in told
     assert len(told) < 260
-    assert to_record(EXAMINED, [long])["findings"][0]["message"].endswith("no end")
+    assert to_record(replace(EXAMINED, findings=[long]))["findings"][0]["message"].endswith(
+        "no end"
+    )
     short = finding("node2", message="x" * 200)
     assert "…" not in render_findings([short])
 
 
-def test_what_it_comes_to():
-    assert render_conclusion(EXAMINED, []) == "no problems found on 2 nodes (9 s)"
-    assert render_conclusion(EXAMINED, [finding("node2")]).endswith(" --exclude=node2")
-    assert render_conclusion(EXAMINED, [finding("node2", "warning")]) == ""
-    assert render_conclusion(Examined(nodes=[WELL]), []) == "no problems found on node1 (0 s)"
+def test_the_conclusion_excludes_nodes_with_errors():
+    assert render_conclusion(EXAMINED) == "no problems found on 2 nodes (9 s)"
+    bad, odd = finding("node2"), finding("node2", "warning")
+    assert render_conclusion(replace(EXAMINED, findings=[bad])).endswith(" --exclude=node2")
+    assert render_conclusion(replace(EXAMINED, findings=[odd])) == ""
+    assert render_conclusion(Examined(nodes=[WELL])) == "no problems found on node1 (0 s)"
 
 
-def test_all_of_it_as_json():
-    record = json.loads(json.dumps(to_record(EXAMINED, [finding("node2")])))
+def test_the_exclude_option_names_bad_nodes_unless_all_are():
+    names = ["n1", "n2", "n3", "n10"]
+    examined = Examined(nodes=[Node(name=name) for name in names])
+
+    def excluded(*findings):
+        return exclude_option(replace(examined, findings=findings))
+
+    assert excluded(finding("n2"), finding("n3"), finding("n2")) == "--exclude=n[2-3]"
+    assert excluded(finding("n1", "warning"), finding("")) == ""
+    assert excluded(*(finding(name) for name in names)) == ""  # then none would be left
+
+
+def test_the_record_is_json_with_all_results():
+    record = json.loads(json.dumps(to_record(replace(EXAMINED, findings=[finding("node2")]))))
     assert record["nodes"][0]["facts"]["mtu"] == 1500
     assert record["findings"][0]["node"] == "node2"
     assert record["exclude"] == "--exclude=node2"

@@ -7,13 +7,13 @@ from typing import Any
 
 from echelon.core.nodes import compress
 from echelon.core.terminal_escape import in_one_line
-from echelon.launch.doctor.findings import describe, exclude_option, rate
+from echelon.core.units import format_bytes
+from echelon.launch.doctor.findings import rate
 from echelon.launch.doctor.gpus import own_gpus
-from echelon.launch.doctor.results import Examined, Facts, Finding, Node
+from echelon.launch.doctor.results import Examined, Finding, Node, Torch
 
 WARNED, BROKEN = 1, 3
 """Exit codes: only warnings; at least one error."""
-HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
 _WIDTH = 79
 _INDENT = "    "
 _LONGEST = 200
@@ -27,52 +27,48 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return WARNED if findings else 0
 
 
-def to_record(examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]:
+def to_record(examined: Examined) -> dict[str, Any]:
     """Return all results, for JSON."""
-    nodes = [node.name for node in examined.nodes]
-    return {
-        **asdict(examined),
-        "findings": [asdict(one) for one in findings],
-        "exclude": exclude_option(findings, nodes),
-    }
+    return {**asdict(examined), "exclude": exclude_option(examined)}
 
 
 def render_table(examined: Examined) -> tuple[list[str], list[list[str]]]:
     """Return headings and a row for each node; '-' means unknown, empty columns are left out."""
-    rows = [_row(node, examined) for node in examined.nodes]
-    kept = [number for number in range(len(HEADINGS)) if any(row[number] for row in rows)]
-    headings = [HEADINGS[number] for number in kept]
-    return headings, [[row[number] or "-" for number in kept] for row in rows]
+    rows = [_describe_node(node, examined) for node in examined.nodes]
+    headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
+    return headings, [[row[heading] or "-" for heading in headings] for row in rows]
 
 
-def _row(node: Node, examined: Examined) -> list[str]:
-    facts, torch, look = node.facts, node.torch, node.look
-    best = max((p.bandwidth for p in examined.pairs if node.name in p.nodes), default=0.0)
-    working = torch if torch and not torch.error else None
-    return [
-        node.name,
-        look.python_version,
-        working.version.partition("+")[0] if working else "",
-        f"{working.import_s:.1f}s" if working else "",
-        _ahead(node.skew_s) if facts else "",
-        f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
-        _room(look.shm_mib) if look.shm_mib >= 0 else "",
-        _count_gpus(facts) if facts and facts.gpus else "",
-        rate(best) if best else "",
-    ]
+def _describe_node(node: Node, examined: Examined) -> dict[str, str]:
+    look, facts, torch = node.look, node.facts, node.torch or Torch(error="not asked")
+    best = max((pair.bandwidth for pair in examined.pairs if node.name in pair.nodes), default=0.0)
+    return {
+        "node": node.name,
+        "python": look.python_version,
+        "torch": torch.version.partition("+")[0],
+        "import": "" if torch.error else f"{torch.import_s:.1f}s",
+        "clock": _render_skew(facts.skew_s) if facts else "",
+        "link": f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
+        "shm": format_bytes(look.shm_mib << 20) if look.shm_mib >= 0 else "",
+        "GPUs": _count_gpus(node) if facts and facts.gpus else "",
+        "pair": rate(best) if best else "",
+    }
 
 
-def _count_gpus(facts: Facts) -> str:
-    ours, every = len(own_gpus(facts)), len(facts.gpus)
+def _count_gpus(node: Node) -> str:
+    ours, every = len(own_gpus(node)[0]), len(node.facts.gpus if node.facts else ())
     return str(every) if ours == every else f"{ours} of {every}"
 
 
-def _ahead(seconds: float) -> str:
+def _render_skew(seconds: float) -> str:
     return f"{seconds * 1e3:+.0f}ms" if abs(seconds) < 1 else f"{seconds:+.0f}s"
 
 
-def _room(mib: int) -> str:
-    return f"{mib / 1024:.0f}G" if mib >= 1024 else f"{mib}M"
+def render_summary(examined: Examined) -> list[str]:
+    """Return what follows the table: figures, findings, and the conclusion."""
+    parts = [render_overall(examined), *render_gpus(examined)]
+    parts += [render_findings(examined.findings), render_conclusion(examined)]
+    return [part for part in parts if part]
 
 
 def render_overall(examined: Examined) -> str:
@@ -81,7 +77,8 @@ def render_overall(examined: Examined) -> str:
     if group is None:
         return ""
     what = f"all-reduce over {len(group.nodes)} nodes, {group.ranks} ranks, {group.backend}"
-    return f"{what}: {describe(group)}"
+    figures = f"{rate(group.bandwidth)}, {group.latency_s * 1e3:.2f} ms"
+    return f"{what}: {group.error or figures}"
 
 
 def render_gpus(examined: Examined) -> list[str]:
@@ -103,8 +100,8 @@ def render_findings(findings: Sequence[Finding]) -> str:
     lines = []
     for (severity, check, message, fix), nodes in found.items():
         who = compress([node for node in nodes if node])
-        told = f"{severity}  {who + ': ' if who else ''}{_cut(in_one_line(message))} [{check}]"
-        lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
+        text = f"{severity}  {who + ': ' if who else ''}{_cut(in_one_line(message))} [{check}]"
+        lines += [*_wrap(text, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
     return "\n".join(lines)
 
 
@@ -124,11 +121,18 @@ def _wrap(text: str, *, first: str) -> list[str]:
     )
 
 
-def render_conclusion(examined: Examined, findings: Sequence[Finding]) -> str:
+def render_conclusion(examined: Examined) -> str:
     """Return the conclusion: no problems, or the option that excludes bad nodes."""
     nodes = [node.name for node in examined.nodes]
-    if not findings:
+    if not examined.findings:
         what = f"{len(nodes)} nodes" if len(nodes) > 1 else nodes[0]
         return f"no problems found on {what} ({examined.seconds:.0f} s)"
-    option = exclude_option(findings, nodes)
+    option = exclude_option(examined)
     return f"to exclude the nodes with errors: {option}" if option else ""
+
+
+def exclude_option(examined: Examined) -> str:
+    """Return the option that excludes bad nodes; empty if none or all of them are bad."""
+    bad = {one.node for one in examined.findings if one.severity == "error"}
+    named = [node.name for node in examined.nodes if node.name in bad]
+    return f"--exclude={compress(named)}" if named and len(named) < len(examined.nodes) else ""

@@ -1,1 +1,0 @@
-"""Render the results of `echelon doctor`."""
