@@ -11,7 +11,7 @@ from typing import Any
 from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.pool.agent_launcher import read_reason
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Lost, Received, StarterExited
+from echelon.launch.pool.controller_events import Lost, PoolEvent, Received, StarterExited
 from echelon.launch.protocol.messages import Answer, Ask
 
 Details = Mapping[str, Any]
