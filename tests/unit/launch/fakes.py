@@ -55,7 +55,7 @@ class FakePool:
                 Hello(node=node, name=f"node{node}", host="h", addresses=[], fault="no disk")
             )
 
-    async def start(self, *_):
+    async def start(self, *_, **__):
         if self._fails:
             raise self._fails
 
