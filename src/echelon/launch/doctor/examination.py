@@ -90,7 +90,7 @@ class Examination:
             EchelonError: Slurm does not respond.
         """
         began_s = time.monotonic()
-        self._pool.hear_signals()
+        self._pool.install_signal_handlers()
         try:
             for node, look in (await self._first_look.look()).items():
                 self._note(node, look=look)

@@ -59,7 +59,7 @@ async def fly(
     Raises:
         StopError: a stop of the run was requested.
     """
-    pool.hear_signals()
+    pool.install_signal_handlers()
     run, attempt = journal.run, journal.attempt
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
     argv = role_command("doctor", run.path, attempt, scratch)

@@ -28,7 +28,7 @@ class AgentLauncher:
     def __init__(self, starter: Starter, gone: Callable[[Started, bool], None]) -> None:
         self.started: list[Started] = []
         """All processes that were ever started."""
-        self._starter, self._tell_gone = starter, gone
+        self._starter, self._report_exit = starter, gone
         self._command: AgentCommand | None = None
         self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
         """Running processes by pid, each with the future of an agent that `call` waits for."""
@@ -70,7 +70,7 @@ class AgentLauncher:
                     # A hanging srun does not, and such processes must not accumulate.
                     asyncio.get_running_loop().call_later(END_S, self._end_one, pid)
 
-    def welcome(self, node: int) -> None:
+    def on_connected(self, node: int) -> None:
         """Note that an agent has connected."""
         _answer(self._awaited.get(node), came=True)
 
@@ -80,7 +80,7 @@ class AgentLauncher:
         for pid, status in ended.items():
             started, coming = self._living.pop(pid)
             _answer(coming, came=False)
-            self._tell_gone(started, os.WIFSIGNALED(status))
+            self._report_exit(started, os.WIFSIGNALED(status))
 
     def is_here(self) -> bool:
         """Tell whether any process is left."""
@@ -155,6 +155,6 @@ def read_reason(path: Path) -> str:
 
     srun's first error is the cause; that it then kills the other tasks is not.
     """
-    told = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    causes = (line for line in told if line.startswith(("srun: error:", CAUSE)))
-    return next(causes, (told or [""])[-1]).removeprefix(CAUSE)
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    causes = (line for line in lines if line.startswith(("srun: error:", CAUSE)))
+    return next(causes, (lines or [""])[-1]).removeprefix(CAUSE)
