@@ -113,8 +113,8 @@ def outcome(run: RunDir, number: int) -> Outcome | None:
     state, code = record.get("state"), to_count(record.get("exit_code"), below=256)
     if not isinstance(state, str) or not _STATE.fullmatch(state) or code is None:
         return None
-    told = {name: str(record.get(name, "")) for name in ("next", "why", "progress")}
-    return Outcome(state=state, exit_code=code, **told)
+    texts = {name: str(record.get(name, "")) for name in ("next", "why", "progress")}
+    return Outcome(state=state, exit_code=code, **texts)
 
 
 def find_durations(

@@ -68,8 +68,8 @@ class Record(NamedTuple, Generic[E]):
 
 def render_event(time_s: float, event: Event | Unknown) -> str:
     """Return an event as a line, without a newline."""
-    told = event.data if isinstance(event, Unknown) else encode(event)
-    return _ENCODER.encode({"time": time_s, "kind": event.kind, **told})
+    values = event.data if isinstance(event, Unknown) else encode(event)
+    return _ENCODER.encode({"time": time_s, "kind": event.kind, **values})
 
 
 def parse_event(line: str, events: type[E]) -> Record[E] | None:

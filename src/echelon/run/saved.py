@@ -58,10 +58,10 @@ def last_saved() -> Path | None:
 def find_last() -> tuple[int, Path] | None:
     """Return the same with its step.
 
-    A launcher that has looked has told all ranks: they must not find different ones.
+    A launcher that has looked passes its answer to all ranks: they must not find different ones.
     """
-    if (told := os.environ.get(LAST)) is not None:
-        match = _LINE.fullmatch(told)
+    if (line := os.environ.get(LAST)) is not None:
+        match = _LINE.fullmatch(line)
         return (int(match[1]), Path(match[2])) if match else None
     folder = os.environ.get("ECHELON_RUN_DIR")
     return find_saved(RunDir(path=Path(folder))) if folder else None

@@ -74,8 +74,8 @@ def render_sample(sample: Sample) -> str:
         "peak": _rounded(sample.peaks),
         "last": _rounded(sample.lasts),
     }
-    told = {key: value for key, value in record.items() if value != {}}
-    return json.dumps(told, separators=(",", ":"))
+    kept = {key: value for key, value in record.items() if value != {}}
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def parse_sample(line: str) -> Sample | None:

@@ -135,7 +135,7 @@ class StopBarrier:
         came_s = time.monotonic()
         if came_s - self._came_s > self._longest_s:
             self._longest_s = came_s - self._came_s
-            beacon.pass_us = int(self._longest_s * 1e6)
+            beacon.stop_interval_us = int(self._longest_s * 1e6)
         self._came_s = came_s
         proposed = beacon.numbers[PROPOSED]
         if proposed <= 0 or proposed != self._passed:

@@ -138,7 +138,7 @@ class FakeRecovery:
     def begin(self, nodes=None):
         self.begun.append(nodes)
 
-    def part_with(self, nodes):
+    def mark_departed(self, nodes):
         self.departed |= nodes
 
     async def find_departed(self, _nodes):

@@ -79,12 +79,12 @@ class _Rank:
     rank: int
     generation: int
     files: RankFiles
-    beacon: RankShm
+    shm: RankShm
     motion: Motion
     pid: int = 0
     warm: bool = False
     record: bytes = b""
-    """What it has last told about its collectives."""
+    """The last record of its collectives."""
 
 
 class LocalWorkers:
@@ -172,14 +172,14 @@ class LocalWorkers:
                 environ=self._environ,
                 mlflow=mlflow,
             )
-            beacon = RankShm.create(files.beacon)
-            beacon.generation = order.generation
+            shm = RankShm.create(files.rank_shm)
+            shm.generation = order.generation
             self._ranks[rank] = _Rank(
                 rank=rank,
                 generation=order.generation,
                 files=files,
-                beacon=beacon,
-                motion=Motion(beacon),
+                shm=shm,
+                motion=Motion(shm),
             )
             self._files.follow(log)
             self._zygote.send(
@@ -232,11 +232,11 @@ class LocalWorkers:
         """Have the ranks wait at a place, or stop there: a committed stop has no time limit."""
         if isinstance(order, Commit):
             self._cancel_kill(order.generation)
-        for beacon in self._beacons(order.generation):
+        for shm in self._list_shm(order.generation):
             if isinstance(order, Commit):
-                beacon.committed = order.place
+                shm.committed = order.place
             elif order.place:
-                beacon.proposed = order.place
+                shm.proposed = order.place
         if order.generation in {*self._starting, *self._unstarted()}:
             # No rank runs yet, so none will reach any place: there is nothing to agree on.
             nowhere = Place(
@@ -244,17 +244,17 @@ class LocalWorkers:
             )
             self._say(nowhere)
         elif isinstance(order, Propose):
-            self._spawn(self._tell_place(order))
+            self._spawn(self._answer_proposal(order))
 
-    async def _tell_place(self, order: Propose) -> None:
+    async def _answer_proposal(self, order: Propose) -> None:
         here = await await_place(
-            lambda: self._beacons(order.generation), order.generation, order.place
+            lambda: self._list_shm(order.generation), order.generation, order.place
         )
         if here:
             self._say(here)
 
-    def _beacons(self, generation: int) -> list[RankShm]:
-        return [r.beacon for r in self._ranks.values() if r.generation == generation]
+    def _list_shm(self, generation: int) -> list[RankShm]:
+        return [r.shm for r in self._ranks.values() if r.generation == generation]
 
     async def read_traces(self, generation: int) -> None:
         """Send what the ranks have recorded about their collectives.
@@ -273,14 +273,14 @@ class LocalWorkers:
             if answer is not None:
                 rank.record = answer
                 found[rank.rank] = reduce_record(answer, now_s=time.time())
-        told = encode_counts(counts, _ROOM // 2)
-        ranks = encode_traces(found, _ROOM - len(json.dumps(told)))
-        self._say(Traces(generation=generation, ranks=ranks, counts=told))
+        encoded = encode_counts(counts, _ROOM // 2)
+        ranks = encode_traces(found, _ROOM - len(json.dumps(encoded)))
+        self._say(Traces(generation=generation, ranks=ranks, counts=encoded))
 
     async def dump(self, generation: int) -> None:
         """Have every rank write its stacks, and send what they wrote.
 
-        What they have last told about their collectives is written beside it.
+        The last records of their collectives are written beside it.
         """
         here = [r for r in self._ranks.values() if r.generation == generation and r.pid]
         asked = {r.rank: Dumper(pid=r.pid, warm=r.warm, stacks=r.files.stacks) for r in here}
@@ -304,14 +304,14 @@ class LocalWorkers:
             ranks=[
                 *([rank, UNSTARTED, *zygote] for rank in self._unstarted().get(generation, ())),
                 *(
-                    [r.rank, r.beacon.step, *sample_process(r.pid)]
+                    [r.rank, r.shm.step, *sample_process(r.pid)]
                     if r.pid
                     else [r.rank, UNSTARTED, *zygote]
                     for r in self._ranks.values()
                 ),
             ],
-            pace=read_pace([r.beacon for r in self._ranks.values()]),
-            spent=read_spent_so_far(r.beacon for r in self._ranks.values()),
+            pace=read_pace([r.shm for r in self._ranks.values()]),
+            spent=read_spent_so_far(r.shm for r in self._ranks.values()),
         )
 
     def _generation(self) -> int:
@@ -356,7 +356,7 @@ class LocalWorkers:
     def rank_started(self, started: RankForked) -> None:
         rank = self._ranks[started.rank]
         rank.pid, rank.warm = started.pid, started.warm
-        rank.beacon.pid = started.pid
+        rank.shm.pid = started.pid
         self._guard.watch(started.pid)
         self._say(
             RankStarted(
@@ -380,10 +380,10 @@ class LocalWorkers:
         gone.files.trace.unlink(missing_ok=True)
         if status < 0:
             remove_files([gone.pid])
-        step, saved = gone.beacon.step, gone.beacon.saved
-        spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
-        gone.beacon.pid = 0
-        gone.beacon.close()
+        step, saved = gone.shm.step, gone.shm.saved
+        spent = read_spent(gone.shm, gone.motion.look(time.monotonic()))
+        gone.shm.pid = 0
+        gone.shm.close()
         report = RankExited(
             generation=gone.generation,
             rank=gone.rank,
@@ -445,20 +445,20 @@ class LocalWorkers:
 
 
 async def await_place(
-    beacons: Callable[[], list[RankShm]], generation: int, place: int
+    list_shm: Callable[[], list[RankShm]], generation: int, place: int
 ) -> Place | None:
     """Wait until a node's ranks have reached a place or passed it; None if another is proposed.
 
     Place 0 asks how far they are, and is answered at once.
     """
     while True:
-        found = beacons()
-        if place and any(beacon.proposed != place for beacon in found):
+        found = list_shm()
+        if place and any(shm.proposed != place for shm in found):
             return None
         # Read `passed` before `waiting`: a rank writes them in the opposite order.
-        passed = [beacon.passed for beacon in found]
+        passed = [shm.passed for shm in found]
         furthest = -1 if min(passed, default=0) < 0 else max(passed, default=0)
-        waiting = all(beacon.waiting == place for beacon in found)
+        waiting = all(shm.waiting == place for shm in found)
         if furthest < 0 or all(count >= place for count in passed):
             return Place(generation=generation, proposed=place, furthest=furthest, waiting=waiting)
         await asyncio.sleep(_PLACE_POLL_S)

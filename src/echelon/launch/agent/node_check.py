@@ -123,8 +123,8 @@ class NodeCheck:
 def describe_exit(code: int, log: Path) -> str:
     """Return how a program ended, with the last line of its log; < 0 is a signal."""
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    said = [line.strip() for line in tail(log).splitlines() if line.strip()]
-    return f"{how}: {said[-1][:200]}" if said else f"{how}, without output"
+    lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
+    return f"{how}: {lines[-1][:200]}" if lines else f"{how}, without output"
 
 
 # --- the controller's conclusions: pure -------------------------------------------------------

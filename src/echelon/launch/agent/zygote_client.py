@@ -160,8 +160,8 @@ class ZygoteClient:
             if not is_refusal(container, began):
                 break  # the runtime is not to blame
             self._failed_starts = 0  # nor are the modules to preload
-        said = await self._files.ask(lambda: tail(self._log))
-        reason, hint = explain_failure(container.runtime, container.image, said)
+        output = await self._files.ask(lambda: tail(self._log))
+        reason, hint = explain_failure(container.runtime, container.image, output)
         raise UnavailableError(reason, hint=hint)
 
     def _check_torch(self, began: ZygoteStarted) -> None:

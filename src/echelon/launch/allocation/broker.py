@@ -20,7 +20,7 @@ from echelon.launch.allocation.step import Step
 from echelon.launch.backends.base import RESERVE_S, Backend
 from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
-from echelon.launch.controller.finalize import Conclusion, as_failure
+from echelon.launch.controller.finalize import Finalizer, as_failure
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Lost, Received
@@ -92,12 +92,12 @@ class Broker:
         pool: AgentPool,
         recovery: AgentRecovery,
         membership: Membership,
-        conclusion: Conclusion,
+        finalizer: Finalizer,
     ) -> None:
         self._source, self._job_id = source, job_id
         self._keeper_command, self._environ, self._shell = keeper_command, environ, shell
         self._backend, self._journal, self._pool = backend, journal, pool
-        self._recovery, self._membership, self._conclusion = recovery, membership, conclusion
+        self._recovery, self._membership, self._finalizer = recovery, membership, finalizer
         self._ledger = Ledger()
         self._controllers: ForkClient | None = None
         self._steps: dict[int, tuple[Step, Work]] = {}
@@ -120,7 +120,7 @@ class Broker:
                 restarts=None,
             )
         )
-        self._conclusion.prepare()
+        self._finalizer.prepare()
         watch = asyncio.get_running_loop().create_task(
             self._backend.allocation.watch(self._pool.post, self)
         )
@@ -128,7 +128,7 @@ class Broker:
         try:
             verdict = await self._gather() or await self._carry_out()
         except StopError as error:
-            verdict = judge([as_failure(await self._conclusion.explain(error.stop))])
+            verdict = judge([as_failure(await self._finalizer.explain(error.stop))])
         finally:
             watch.cancel()
             self._recovery.close()
@@ -138,7 +138,7 @@ class Broker:
         wrong, progress = self._source.summary()
         if verdict is None and wrong:
             verdict = judge([Failure(cause="exit", message=wrong, exit_code=1)])
-        how = await self._conclusion.reach(
+        how = await self._finalizer.conclude(
             verdict,
             failures=[],
             restarts=None,
@@ -146,9 +146,9 @@ class Broker:
             saved=-1,
             progress=progress,
         )
-        self._conclusion.promise(how, verdict)
+        self._finalizer.record_pending_notice(how, verdict)
         journal.leave_outcome(how)
-        self._conclusion.notify(how, verdict)
+        self._finalizer.notify(how, verdict)
         journal.close()
         await self._backend.standby.leave()
         return how.exit_code
@@ -181,7 +181,7 @@ class Broker:
         await self._pool.start(self._keeper_command, folder, self._environ)
         failures = await self._membership.await_all()
         for keeper in self._pool.agents.values():
-            self._welcome(keeper)
+            self._add_keeper(keeper)
         return judge(failures) if failures else None
 
     async def _carry_out(self) -> Verdict | None:
@@ -191,20 +191,20 @@ class Broker:
             self._start_steps()
             if not self._steps and (self._stop or self._source.is_empty()):
                 break
-            self._membership.look_about()
+            self._membership.poll()
             if why := self._find_shortage():
                 return judge([Failure(cause="lost node", message=why)])
             match await self._pool.next():
                 case Stop() as stop:
-                    self._stop = await self._conclusion.explain(stop)
+                    self._stop = await self._finalizer.explain(stop)
                     for step, _ in self._steps.values():
                         step.stop(self._stop)
                 case Received(agent=keeper, message=Hello()) if self._pool.has(keeper):
-                    self._welcome(keeper)
+                    self._add_keeper(keeper)
                 case Received(message=AgentExited() as exited):
                     self._end_agent(exited)
                 case Lost(agent=keeper):
-                    self._part_with(keeper.node)
+                    self._mark_departed(keeper.node)
         if self._stop and not self._source.is_empty():
             return judge([as_failure(self._stop)])
         return None
@@ -255,7 +255,7 @@ class Broker:
 
     # --- keepers --------------------------------------------------------------------------------
 
-    def _welcome(self, keeper: AgentHandle) -> None:
+    def _add_keeper(self, keeper: AgentHandle) -> None:
         self._ledger.add(keeper.node, gpus=keeper.hello.gpus, cpus=keeper.hello.cpus)
         for step, _ in self._steps.values():  # that wait for the node
             self._ledger.hold([slot for slot in step.slots if slot.node == keeper.node])
@@ -268,7 +268,7 @@ class Broker:
         elif self._stop is None:
             self._undelivered.setdefault(node, []).append(order)
 
-    def _part_with(self, node: int) -> None:
+    def _mark_departed(self, node: int) -> None:
         """Note that a keeper is lost, and with it the agents on its node."""
         self._ledger.remove(node)
         for step, _ in list(self._steps.values()):

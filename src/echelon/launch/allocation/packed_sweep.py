@@ -21,7 +21,7 @@ from echelon.launch.allocation.slots import Ask
 from echelon.launch.backends.base import Backend
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.entrypoint import Entered, enter_attempt
-from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.finalize import Finalizer
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.roles import role_command
@@ -219,7 +219,7 @@ def build_broker(
         membership=Membership(
             pool, starter, recovery, request=request, journal=journal, blame=record.blame
         ),
-        conclusion=Conclusion(
+        finalizer=Finalizer(
             request=request,
             history=read_history(run, context.number),
             backend=backend,

@@ -269,5 +269,5 @@ class AttemptContext:
 def lead_from(paces: Sequence[Pace]) -> float:
     """Return how long ranks need to reach a point where they can stop, and to save. Pure."""
     save_s = max(pace.save_us for pace in paces) / 1e6
-    way_s = max(pace.way_us for pace in paces) / 1e6
-    return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)
+    stop_interval_s = max(pace.stop_interval_us for pace in paces) / 1e6
+    return 2 * RESERVE_S + 2 * stop_interval_s + max(_SAVE_S, 2 * save_s)

@@ -13,7 +13,7 @@ class Stop:
     exit_code: int
     at_once: bool = False
     """Whether ranks are killed without a grace period."""
-    told: bool = False
+    signalled: bool = False
     """Whether the ranks were signalled already."""
     deadline_s: float | None = None
     """When everything must have ended, by `time.monotonic`; None if there is no limit."""

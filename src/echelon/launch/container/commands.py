@@ -239,10 +239,10 @@ _REASONS = (
 """What runtimes print, what it means, and what helps."""
 
 
-def explain_failure(runtime: str, image: str, said: str) -> tuple[str, str]:
+def explain_failure(runtime: str, image: str, output: str) -> tuple[str, str]:
     """Return why a runtime failed, from what it printed, and what helps."""
     # The last ones first: messages of the log come before the error.
-    lines = [line.strip() for line in said.splitlines() if line.strip()][::-1]
+    lines = [line.strip() for line in output.splitlines() if line.strip()][::-1]
     for pattern, reason, hint in _REASONS:
         if found := next((one for one in lines if re.search(pattern, one, re.IGNORECASE)), ""):
             return f"{reason} ({image}): {found[:300]}", hint

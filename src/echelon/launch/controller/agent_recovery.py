@@ -86,9 +86,9 @@ class AgentRecovery:
         hosts = {self._starter.host(node): node for node in nodes}
         held = await self._allocation.held(hosts.keys())
         if held is not None:
-            self.part_with(hosts[host] for host in hosts.keys() - held)
+            self.mark_departed(hosts[host] for host in hosts.keys() - held)
 
-    def part_with(self, nodes: Iterable[int]) -> None:
+    def mark_departed(self, nodes: Iterable[int]) -> None:
         """Record that these nodes no longer belong to the job."""
         for node in sorted(set(nodes) - self.departed):
             self.departed.add(node)

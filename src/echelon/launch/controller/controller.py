@@ -19,7 +19,7 @@ from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_fr
 from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
 from echelon.launch.controller.failures import decide_retry, too_few_nodes
-from echelon.launch.controller.finalize import Conclusion, as_failure
+from echelon.launch.controller.finalize import Finalizer, as_failure
 from echelon.launch.controller.generation import Generation
 from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.rendezvous import Rendezvous, RendezvousError
@@ -70,13 +70,13 @@ class Controller:
         membership: Membership,
         rendezvous: Rendezvous,
         make_generation: Callable[[int, Sequence[AgentHandle]], Generation],
-        conclusion: Conclusion,
+        finalizer: Finalizer,
     ) -> None:
         self._request, self._environ, self._agent_arguments = request, environ, agent_arguments
         self._backend, self._journal, self._record = backend, journal, record
         self._pool, self._slots, self._recovery = pool, slots, recovery
         self._membership, self._rendezvous = membership, rendezvous
-        self._make_generation, self._conclusion = make_generation, conclusion
+        self._make_generation, self._finalizer = make_generation, finalizer
         self._run, self._attempt = journal.run, journal.attempt
         self._failures = list(history.failures)
         """Failures of the whole run that cost a restart."""
@@ -100,7 +100,7 @@ class Controller:
         )
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # of an earlier attempt
-        self._conclusion.prepare()
+        self._finalizer.prepare()
         loop = asyncio.get_running_loop()
         watching = {
             "the watch of the allocation": self._backend.allocation.watch(self._pool.post, self),
@@ -110,7 +110,7 @@ class Controller:
         try:
             verdict = await self._gather() or await self._run_generations()
         except StopError as error:  # while waiting for nodes
-            verdict = judge([as_failure(await self._conclusion.explain(error.stop))])
+            verdict = judge([as_failure(await self._finalizer.explain(error.stop))])
         finally:
             for task in tasks:
                 task.cancel()
@@ -119,7 +119,7 @@ class Controller:
         if trouble := self._record.close():
             journal.report(trouble)
         saved = self._newest_saved()
-        outcome = await self._conclusion.reach(
+        outcome = await self._finalizer.conclude(
             verdict,
             failures=self._failures,
             restarts=self._restarts(),
@@ -127,9 +127,9 @@ class Controller:
             saved=saved,
             progress=await self._find_progress(saved, saved_before, began_s),
         )
-        self._conclusion.promise(outcome, verdict)
+        self._finalizer.record_pending_notice(outcome, verdict)
         journal.leave_outcome(outcome)
-        self._conclusion.notify(outcome, verdict)
+        self._finalizer.notify(outcome, verdict)
         journal.close()
         await self._backend.standby.leave()
         return outcome.exit_code
@@ -152,7 +152,7 @@ class Controller:
         If Slurm was too slow to answer before, the signal was taken for a preemption. If a user has
         cancelled the run, no job must continue it.
         """
-        return await self._conclusion.explain(stop) if stop.cause == "preemption" else stop
+        return await self._finalizer.explain(stop) if stop.cause == "preemption" else stop
 
     def _newest_saved(self) -> int:
         """Return the step from which a next attempt would continue; -1 if nothing is saved.
@@ -203,7 +203,7 @@ class Controller:
 
     def _listen(self) -> bool:
         """Tell whether ranks train with the library."""
-        return any(pace.way_us >= 0 for pace in self._paces())
+        return any(pace.stop_interval_us >= 0 for pace in self._paces())
 
     def _save(self) -> bool:
         """Tell whether ranks save by themselves, as the user declared."""
@@ -281,9 +281,9 @@ class Controller:
             number += 1
             self._failures.append(verdict.failure)
             self._journal.note(events.RestartDecided(generation=number, verdict=verdict))
-            told = render(verdict, run=self._run.path)
+            text = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._restarts()}"
-            self._journal.report(f"{used}: {told}")
+            self._journal.report(f"{used}: {text}")
 
     async def _grow(self) -> Verdict | None:
         """Continue with more nodes, which costs no restart; return why that fails, if so."""
@@ -308,7 +308,7 @@ class Controller:
         )
 
     def _restarts(self) -> int | None:
-        """Return how many restarts the run may have; None: none, for nobody asked for any."""
+        """Return how many restarts the run may have; None: none, because none were requested."""
         known = self._uses_library or self._listen() or self._newest_saved() >= 0
         # A script that was not started yet, for want of good nodes, has nothing to begin anew.
         return self._request.allowed_restarts(uses_library=known or not self._has_begun)
@@ -326,7 +326,7 @@ class Controller:
         except RendezvousError as error:
             generation.failures.append(error.failure)
         except StopError as error:
-            generation.stop = await self._conclusion.explain(error.stop)
+            generation.stop = await self._finalizer.explain(error.stop)
         else:
             await generation.run(endpoint, self._slots.of)
         return generation

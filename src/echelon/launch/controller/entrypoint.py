@@ -25,12 +25,12 @@ from echelon.launch.backends.base import AttemptContext, Backend
 from echelon.launch.backends.choosing import choose_backend
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.controller import Controller
-from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.finalize import Finalizer
 from echelon.launch.controller.generation import Generation
-from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.notify import LIMIT_S, Notifier
 from echelon.launch.controller.rendezvous import Rendezvous
+from echelon.launch.controller.rendezvous_watch import RendezvousWatch
 from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import Objection, find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
@@ -228,7 +228,7 @@ def build_controller(
     membership = Membership(
         pool, starter, recovery, request=request, journal=journal, blame=record.blame
     )
-    conclusion = Conclusion(
+    finalizer = Finalizer(
         request=request,
         history=history,
         backend=backend,
@@ -241,9 +241,9 @@ def build_controller(
         request=request,
         journal=journal,
         pool=pool,
-        meeting=MeetingWatch(program, imports),
-        explain=conclusion.explain,
-        recover=membership.look_about,
+        rendezvous_watch=RendezvousWatch(program, imports),
+        explain=finalizer.explain,
+        recover=membership.poll,
         listened=history.listened,
     )
     return Controller(
@@ -261,7 +261,7 @@ def build_controller(
         membership=membership,
         rendezvous=Rendezvous(pool),
         make_generation=make_generation,
-        conclusion=conclusion,
+        finalizer=finalizer,
     )
 
 

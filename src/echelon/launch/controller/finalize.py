@@ -36,7 +36,7 @@ _STATES = {
 }
 
 
-class Conclusion:
+class Finalizer:
     """See the module."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Conclusion:
             withdraw = self._standby.withdraw()
             self._withdrawing = asyncio.get_running_loop().create_task(withdraw)
 
-    async def reach(
+    async def conclude(
         self,
         verdict: Verdict | None,
         *,
@@ -93,7 +93,7 @@ class Conclusion:
         Args:
             verdict: why it ended; None if the work is done.
             failures: those of the whole run that cost a restart.
-            restarts: how many the run may have; None if none, because nobody asked for any.
+            restarts: how many the run may have; None: none, because none were requested.
             nodes: number of nodes that are left.
             saved: the step from which a next attempt would continue; -1 if nothing is saved.
             progress: what shows that this attempt made progress; empty if nothing does.
@@ -140,7 +140,7 @@ class Conclusion:
         explained = await self.explain(stop)
         return verdict if explained.cause == failure.cause else judge([as_failure(explained)])
 
-    def promise(self, outcome: Outcome, verdict: Verdict | None) -> None:
+    def record_pending_notice(self, outcome: Outcome, verdict: Verdict | None) -> None:
         """Record the notification before the outcome, so that others send it if we are killed."""
         if self._is_notified(outcome):
             record = partial(

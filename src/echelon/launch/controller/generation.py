@@ -23,9 +23,9 @@ from echelon.launch.controller.failures import (
 )
 from echelon.launch.controller.generation_times import GenerationTimes
 from echelon.launch.controller.hang_watch import HangWatch
-from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.placement import place_ranks
 from echelon.launch.controller.rendezvous import Endpoint, Rendezvous
+from echelon.launch.controller.rendezvous_watch import RendezvousWatch
 from echelon.launch.controller.stopping import (
     WITHDRAWN,
     Reason,
@@ -66,7 +66,7 @@ from echelon.spec.job_spec import JobSpec
 _log = logging.getLogger(__name__)
 M = TypeVar("M", Traces, StacksOfNode)
 
-CONFESS_S = 2.0
+CAUSE_WAIT_S = 2.0
 """How long the failure of a victim waits for that of the cause, which may be busy cleaning up.
 
 The exit of an interpreter that has imported torch takes over a second, if it was not forked.
@@ -98,7 +98,7 @@ class Generation:
         request: JobSpec,
         journal: Journal,
         pool: AgentPool,
-        meeting: MeetingWatch,
+        rendezvous_watch: RendezvousWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
         recover: Callable[[], None],
         listened: bool,
@@ -119,13 +119,13 @@ class Generation:
         """Description of where all ranks stopped together."""
         self._ask_s = math.inf
         """When ranks are asked to make room for a node that has joined."""
-        self._told_waiting = False
+        self._reported_waiting = False
         self._consensus: StopConsensus | None = None
         """The consensus to make room, once there is one."""
         self._request, self._journal = request, journal
         self._pool, self._explain = pool, explain
         self._watch = HangWatch(number, request.hang_timeout_s)
-        self._meeting, self._listened = meeting, listened
+        self._rendezvous_watch, self._listened = rendezvous_watch, listened
         self._recover = recover
         """Restarts missing agents."""
         self._times = GenerationTimes()
@@ -147,7 +147,7 @@ class Generation:
         await self._watch_ranks()
         self._watch.end()
         if not self._ranks and not self.failures:
-            self._tell_apart()
+            self._warn_no_group()
         why = Reason(self.stop, self._explain, self._pool.post)
         if self.stop and not self.stop.at_once:
             await self._stop_together()
@@ -182,7 +182,7 @@ class Generation:
         )
         self._world_size = sum(counts)
         self._begin_watch()
-        self._meeting.begin(sum(counts), served=endpoint.served)
+        self._rendezvous_watch.begin(sum(counts), served=endpoint.served)
         self._times.begin(self._ranks, time.monotonic())
         self._see_newcomers()
 
@@ -190,11 +190,11 @@ class Generation:
         """Wait until all ranks have succeeded, for the first failure, or for a stop."""
         until_s = math.inf
         while self._ranks and not self.stop:
-            event = await self._pool.next(min(until_s, self._ask_s, self._meeting.due_s))
+            event = await self._pool.next(min(until_s, self._ask_s, self._rendezvous_watch.due_s))
             if event:
                 await self._notice(event)
-            elif self._meeting.due_s <= time.monotonic():
-                self._tell_apart()
+            elif self._rendezvous_watch.due_s <= time.monotonic():
+                self._warn_no_group()
             elif until_s <= time.monotonic():
                 return  # no cause has shown up in time
             elif not self.failures:
@@ -202,15 +202,15 @@ class Generation:
             if self.made_room or not all(is_victim(failure) for failure in self.failures):
                 return
             if self.failures:
-                until_s, self._ask_s = min(until_s, time.monotonic() + CONFESS_S), math.inf
+                until_s, self._ask_s = min(until_s, time.monotonic() + CAUSE_WAIT_S), math.inf
 
-    def _tell_apart(self) -> None:
+    def _warn_no_group(self) -> None:
         """Report ranks that have not formed a process group."""
-        if complaint := self._meeting.complain():
-            self._journal.report(f"warning: {complaint}")
+        if warning := self._rendezvous_watch.warning():
+            self._journal.report(f"warning: {warning}")
 
-    def _tell_met(self) -> None:
-        if news := self._meeting.meet():
+    def _report_store_used(self) -> None:
+        if news := self._rendezvous_watch.store_used():
             self._journal.report(news)
 
     def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
@@ -229,7 +229,7 @@ class Generation:
             case Stop() as stop:
                 self.stop = stop
             case Hang(generation=self.number) as hang:
-                await self._be_hung(hang)
+                await self._handle_hang(hang)
 
     def _receive(self, agent: AgentHandle, message: Message) -> None:
         match message:
@@ -245,7 +245,7 @@ class Generation:
                 # Ranks that it did not report were not started yet, because storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
             case StoreUsed(generation=self.number):
-                self._tell_met()
+                self._report_store_used()
             case ZygoteLost(generation=self.number) as lost:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
             case Hello():
@@ -301,40 +301,42 @@ class Generation:
             self._see_newcomers(ASK_AGAIN_S)
             return
         consensus = self._begin_consensus()
-        until_s = time.monotonic() + AGREE_S + 2 * max(agent.way_s for agent in self.agents)
+        until_s = (
+            time.monotonic() + AGREE_S + 2 * max(agent.stop_interval_s for agent in self.agents)
+        )
         while self._ranks and not self.failures and not self.stop:
             match event := await self._pool.next(until_s):
                 case None:
                     break
                 case Received(agent=agent, message=Place() as place):
                     order = consensus.hear(agent.node, place)
-                    self._tell_all(order)
+                    self._send_all(order)
                     if isinstance(order, Commit):
                         self._consensus = consensus
                         self._watch.end()  # saving is not a hang
                         save_s = max(agent.save_s for agent in self.agents)
                         until_s = time.monotonic() + SAVE_S + 2 * save_s
-                    elif consensus.deaf:
+                    elif consensus.unresponsive:
                         break
                 case _:
                     await self._notice(event)
         if self.stop or self.failures:
             return  # that is more urgent, and handled elsewhere
         if not consensus.committed:
-            self._tell_all(Propose(generation=self.number, place=WITHDRAWN))
+            self._send_all(Propose(generation=self.number, place=WITHDRAWN))
             self._see_newcomers(ASK_AGAIN_S)
-            self._tell_waiting(consensus.deaf and bool(self._ranks))
+            self._report_waiting(consensus.unresponsive and bool(self._ranks))
         elif self._ranks:
             self.failures.append(from_standstill(min(self._ranks), generation=self.number))
         else:
             self._halt()
             self.made_room = True
 
-    def _tell_waiting(self, deaf: bool) -> None:
+    def _report_waiting(self, unresponsive: bool) -> None:
         """Report once that a node has no ranks because the others do not make room."""
         waiting = [one.name for one in self._pool.agents.values() if one not in self.agents]
-        if deaf and waiting and not self._told_waiting:
-            self._told_waiting = True
+        if unresponsive and waiting and not self._reported_waiting:
+            self._reported_waiting = True
             why = "these ranks cannot make room; it joins at the next restart"
             self._journal.report(f"{', '.join(waiting)} is idle: {why}")
 
@@ -359,7 +361,7 @@ class Generation:
                     return
                 case Received(agent=agent, message=Place() as place):
                     until_s = self._hear(consensus, agent, place, until_s)
-                    if consensus.deaf:
+                    if consensus.unresponsive:
                         again_s = min(again_s, time.monotonic() + AGAIN_S)
                 case Stop() | Received(message=RankExited() | Ended()):
                     await self._notice(event)
@@ -385,7 +387,7 @@ class Generation:
 
     def _begin_consensus(self) -> StopConsensus:
         consensus = StopConsensus((agent.node for agent in self.agents), self.number)
-        self._tell_all(consensus.begin())
+        self._send_all(consensus.begin())
         return consensus
 
     def _hear(
@@ -393,15 +395,15 @@ class Generation:
     ) -> float:
         """Take an agent's answer; return the new deadline of the ranks."""
         order = consensus.hear(agent.node, place)
-        self._tell_all(order)
+        self._send_all(order)
         if isinstance(order, Commit):
             return time.monotonic() + SAVE_S
         paces = [one.pace for one in self.agents]
         early = are_about_to_listen(self.stop, paces, listened=self._listened)
-        if consensus.deaf and self._gone_by_s is None and not early:
-            ask = self._last_order(deaf=True)
+        if consensus.unresponsive and self._gone_by_s is None and not early:
+            ask = self._last_order(unresponsive=True)
             self._gone_by_s = time.monotonic() + ask.grace_s
-            self._tell({one.node for one in self.agents}, ask)
+            self._send_end({one.node for one in self.agents}, ask)
             return self._gone_by_s
         return until_s
 
@@ -410,7 +412,7 @@ class Generation:
         assert self.stop is not None
         return until_s if self.stop.deadline_s is None else self.stop.deadline_s
 
-    def _tell_all(self, order: Propose | Commit | None) -> None:
+    def _send_all(self, order: Propose | Commit | None) -> None:
         if order:
             _log.info("ordered all nodes: %s", order)
         for agent in self.agents:
@@ -421,7 +423,7 @@ class Generation:
         """End all ranks that are left; return when they have exited."""
         left = {agent.node for agent in self.agents if self._pool.has(agent)}
         order = self._last_order()
-        self._tell(left, order)
+        self._send_end(left, order)
         deadline = time.monotonic() + order.grace_s + END_S
         latest = deadline + STORAGE_S
         while left:
@@ -441,21 +443,21 @@ class Generation:
                 case Stop() as stop:
                     self.stop = stop
                     if stop.at_once:
-                        self._tell(left, End(generation=self.number))
+                        self._send_end(left, End(generation=self.number))
 
     def _is_held(self, nodes: set[int]) -> bool:
         return any(self._pool.agents[node].held for node in nodes & self._pool.agents.keys())
 
-    def _last_order(self, *, deaf: bool = False) -> End:
+    def _last_order(self, *, unresponsive: bool = False) -> End:
         """Return the order to end ranks, with a grace period if there is time."""
         if self._gone_by_s is not None and self.stop and not self.stop.at_once:  # they were asked
             left_s = max(0.0, self._gone_by_s - time.monotonic())
             return End(generation=self.number, grace_s=left_s)
         return order_end(
-            self.number, self.stop, self._request if deaf else None, now_s=time.monotonic()
+            self.number, self.stop, self._request if unresponsive else None, now_s=time.monotonic()
         )
 
-    def _tell(self, nodes: set[int], order: End) -> None:
+    def _send_end(self, nodes: set[int], order: End) -> None:
         _log.info("ordered %d nodes: %s", len(nodes), order)
         for node in nodes & self._pool.agents.keys():
             self._pool.agents[node].link.say(order)
@@ -482,7 +484,7 @@ class Generation:
         if hang := self._watch.take(pulse, time.monotonic()):
             self._pool.post(hang)
 
-    async def _be_hung(self, hang: Hang) -> None:
+    async def _handle_hang(self, hang: Hang) -> None:
         """Find the cause, and record the stacks of all ranks; what follows is up to the user."""
         alive = set(self._ranks)
         known = await self._ask(ReadTraces(generation=self.number), Traces)
@@ -496,13 +498,13 @@ class Generation:
         counts = {int(r): one for answer in known for r, one in answer.counts.items()}
         if cause := find_cause(traces, self._ranks.keys(), self._world_size, counts):
             hang = hang.with_cause(cause)
-        told = await self._ask(Dump(generation=self.number), StacksOfNode)
+        answers = await self._ask(Dump(generation=self.number), StacksOfNode)
         if self.stop or self.failures:
             return
         if self._ranks.keys() != alive:  # they move on
             self._watch.resume(hang, time.monotonic())
             return
-        stacks = {rank: script_frames(text) for one in told for rank, text in one.ranks.items()}
+        stacks = {rank: script_frames(text) for one in answers for rank, text in one.ranks.items()}
         hang = hang.with_stacks(stacks)
         if self._watch.excuse(hang, stacks.get(str(hang.rank), ""), time.monotonic()):
             return

@@ -74,7 +74,7 @@ class Membership:
         if self.has_enough():
             self._leave_out_unfit()
             return []
-        return self._judge_unfit() or [self._tell_absence()]
+        return self._judge_unfit() or [self._describe_absence()]
 
     async def await_missing(self) -> None:
         """Wait for lost nodes to come back; exclude those that failed their check.
@@ -97,7 +97,7 @@ class Membership:
                 case Stop() as stop:
                     raise StopError(stop)
 
-    def look_about(self) -> None:
+    def poll(self) -> None:
         """Restart missing agents while ranks run, and exclude nodes that failed their check."""
         self._recovery.begin()
         self._leave_out_unfit()
@@ -125,7 +125,7 @@ class Membership:
                     if time.monotonic() >= late_s:
                         await self._recovery.find_departed(missing)
                         late_s = time.monotonic() + LATE_S
-                    awaited -= self._heed(outlook, awaited)
+                    awaited -= self._apply_outlook(outlook, awaited)
                 case Stop() as stop:
                     raise StopError(stop)
                 case StarterExited(started=started, killed=True) if len(started.nodes) == 1:
@@ -158,13 +158,13 @@ class Membership:
         """Return until when to wait for nodes that were started one by one."""
         return self._single_s + self._check_s + (UNREACHED_S if self.has_enough() else NEEDED_S)
 
-    def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
+    def _apply_outlook(self, outlook: Outlook, awaited: set[int]) -> set[int]:
         """Report what the run waits for; return nodes that will not connect soon, if ever."""
         if outlook.waits and outlook.waits != self._awaited:
             self._journal.note(NodesAwaited(reason=outlook.waits))
             self._journal.report(f"{self._journal.run.run_id}: {outlook.waits}")
         self._awaited = outlook.waits
-        self._recovery.part_with(outlook.absent)
+        self._recovery.mark_departed(outlook.absent)
         for node in sorted(outlook.faults.keys() - self._pool.unfit.keys()):
             name, fault = self._starter.host(node), outlook.faults[node]
             self._pool.reject(
@@ -189,12 +189,12 @@ class Membership:
             self._blame(failure)
         return failures
 
-    def _tell_absence(self) -> Failure:
+    def _describe_absence(self) -> Failure:
         """Return that agents did not connect, with the reason that their starter printed."""
-        said = " ".join(read_reason(started.log) for started in self._pool.started).strip()
+        output = " ".join(read_reason(started.log) for started in self._pool.started).strip()
         absent = set(range(self._starter.nodes)) - self._pool.agents.keys()
         names = ", ".join(self._starter.host(node) for node in sorted(absent))
         joined = f"{len(self._pool.agents)} of {self._starter.nodes} nodes joined"
-        why = f": {said}" if said else ""
+        why = f": {output}" if output else ""
         message = f"{joined}; missing: {names}{why}"
         return Failure(cause="start", message=message, exit_code=69)

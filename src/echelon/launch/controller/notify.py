@@ -149,7 +149,7 @@ class Notifier:
         self._release(attempt)
         return wrong[0]
 
-    def _run_command(self, attempt: int, told: Mapping[str, str]) -> str:
+    def _run_command(self, attempt: int, facts: Mapping[str, str]) -> str:
         # Without our private variables, because it may submit another run.
         env = {name: value for name, value in self._environ.items() if name not in PRIVATE}
         log = self._run.notify_log
@@ -159,7 +159,7 @@ class Notifier:
         argv = ["bash", "-c", _SCRIPT, "notify", str(log), self._command]
         argv += [*(owed if keep else ("", "")), f"{lock}>&-" if keep else "", self._folder]
         try:
-            done = self._shell.run(argv, env={**env, **told}, timeout_s=LIMIT_S, keep=keep)
+            done = self._shell.run(argv, env={**env, **facts}, timeout_s=LIMIT_S, keep=keep)
         except TimedOutError:
             return f"did not exit within {LIMIT_S:g} s and was killed; see {log}"
         except EchelonError as error:

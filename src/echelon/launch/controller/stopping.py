@@ -27,7 +27,7 @@ class StopConsensus:
         self._proposed = 0
         self._margin = 1
         self.committed = False
-        self.deaf = False
+        self.unresponsive = False
         """Whether some rank does not listen, so that there will be no consensus."""
 
     def begin(self) -> Propose:
@@ -40,8 +40,8 @@ class StopConsensus:
             return None
         self._answers[node] = answer
         if answer.furthest < 0:
-            self.deaf = True
-        if self.deaf or self._answers.keys() != self._nodes:
+            self.unresponsive = True
+        if self.unresponsive or self._answers.keys() != self._nodes:
             return None
         if self._proposed and all(known.waiting for known in self._answers.values()):
             self.committed = True
@@ -57,13 +57,13 @@ KILL_S = 3.0
 """Grace period of ranks that did not reach an agreed place, before they are killed."""
 
 
-def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s: float) -> End:
+def order_end(generation: int, stop: Stop | None, request: JobSpec | None, *, now_s: float) -> End:
     """Return the order to end ranks: a signal first, if there is time.
 
     Args:
         generation: whose ranks.
         stop: why the run stops; None if the generation has failed.
-        deaf: the request, for ranks that do not listen; None for those that do.
+        request: the request, for ranks that do not listen; None for those that do.
         now_s: the time, by the clock of the stop's deadline.
     """
     if not stop or stop.at_once:
@@ -71,11 +71,13 @@ def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s
     left_s = math.inf
     if stop.deadline_s is not None:
         left_s = max(0.0, stop.deadline_s - now_s)
-    grace_s, ask = float(deaf.grace_s) if deaf else KILL_S, stop.ask
-    if deaf and deaf.limit_lead_s and deaf.limit_signal and stop.cause == "time limit":
+    grace_s, ask = float(request.grace_s) if request else KILL_S, stop.ask
+    if request and request.limit_lead_s and request.limit_signal and stop.cause == "time limit":
         # It wants a warning, and uses the time that is left as it likes.
-        grace_s, ask = max(grace_s, deaf.limit_lead_s), deaf.limit_signal.number
-    return End(generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.told else ask)
+        grace_s, ask = max(grace_s, request.limit_lead_s), request.limit_signal.number
+    return End(
+        generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.signalled else ask
+    )
 
 
 def are_about_to_listen(stop: Stop | None, paces: Iterable[Pace], *, listened: bool) -> bool:
@@ -90,7 +92,7 @@ def are_about_to_listen(stop: Stop | None, paces: Iterable[Pace], *, listened: b
         listened: whether ranks of an earlier attempt did.
     """
     has_time = stop is not None and stop.deadline_s is not None
-    return listened and has_time and all(pace.way_us < 0 for pace in paces)
+    return listened and has_time and all(pace.stop_interval_us < 0 for pace in paces)
 
 
 class Reason:

@@ -79,7 +79,7 @@ class Examination:
             EchelonError: Slurm does not respond.
         """
         began_s = time.monotonic()
-        self._pool.hear_signals()
+        self._pool.install_signal_handlers()
         try:
             for node, look in (await look_at_nodes(self._setup, self._probes)).items():
                 self._note(node, look=look)

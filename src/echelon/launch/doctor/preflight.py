@@ -64,7 +64,7 @@ async def run_preflight(
     Raises:
         StopError: a stop of the run was requested.
     """
-    pool.hear_signals()
+    pool.install_signal_handlers()
     run, attempt = journal.run, journal.attempt
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
     with contextlib.suppress(FileNotFoundError):

@@ -26,7 +26,7 @@ class AgentLauncher:
     def __init__(self, starter: Starter, gone: Callable[[Started, bool], None]) -> None:
         self.started: list[Started] = []
         """All processes that were ever started."""
-        self._starter, self._tell_gone = starter, gone
+        self._starter, self._report_exit = starter, gone
         self._command: AgentCommand | None = None
         self._living: dict[Started, asyncio.Future[bool] | None] = {}
         """Those that run, each with the future of an agent that `call` waits for."""
@@ -68,7 +68,7 @@ class AgentLauncher:
                     # A hanging srun does not, and such processes must not accumulate.
                     asyncio.get_running_loop().call_later(END_S, self._end_one, started)
 
-    def welcome(self, node: int) -> None:
+    def on_connected(self, node: int) -> None:
         """Note that an agent has connected."""
         _answer(self._awaited.get(node), came=True)
 
@@ -77,7 +77,7 @@ class AgentLauncher:
         ended = {one: code for one in self._living if (code := one.poll()) is not None}
         for started, code in ended.items():
             _answer(self._living.pop(started), came=False)
-            self._tell_gone(started, code < 0)
+            self._report_exit(started, code < 0)
 
     def is_here(self) -> bool:
         """Tell whether any process is left."""
@@ -142,6 +142,6 @@ def read_reason(path: Path) -> str:
 
     srun's first error is the cause; that it then kills the other tasks is not.
     """
-    told = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    causes = (line for line in told if line.startswith(("srun: error:", CAUSE)))
-    return next(causes, (told or [""])[-1]).removeprefix(CAUSE)
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    causes = (line for line in lines if line.startswith(("srun: error:", CAUSE)))
+    return next(causes, (lines or [""])[-1]).removeprefix(CAUSE)

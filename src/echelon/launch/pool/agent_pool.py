@@ -87,7 +87,7 @@ class AgentPool:
         self.on_pulse: Callable[[Pulse], None] | None = None
         """Called with each heartbeat of an agent: too many to be events in the queue."""
         self._starter, self._note, self._report = starter, note, report
-        self._launcher = AgentLauncher(starter, self._tell_gone)
+        self._launcher = AgentLauncher(starter, self._report_exit)
         self._server = AgentServer(
             starter.nodes, key=key, received=self.hear, lost=self._lose, note=note
         )
@@ -103,11 +103,11 @@ class AgentPool:
         self._paused_s, self._resumed_s = 0.0, float("-inf")
         """How long this process was last suspended, and when it resumed."""
 
-    def hear_signals(self) -> None:
+    def install_signal_handlers(self) -> None:
         """Turn signals into stops, from now on; one may arrive before there are any agents."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._be_signalled, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # one may be waiting
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # Sent as a warning by the user's own `--signal=B:`. We know the time limit ourselves.
@@ -132,7 +132,7 @@ class AgentPool:
             arguments: the last words of their command, see `AgentCommand`.
         """
         loop = asyncio.get_running_loop()
-        self.hear_signals()
+        self.install_signal_handlers()
         self._starter.on_exit(self._launcher.reap)
         heard = await self._server.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -208,7 +208,7 @@ class AgentPool:
                 # On preemption, Slurm signals all processes of a job except its batch script.
                 reason = f"{agent.name} received SIGTERM"
                 _log.info("%s: taken for a preemption", reason)
-                return Stop("preemption", reason, 128 + signal.SIGTERM, told=True)
+                return Stop("preemption", reason, 128 + signal.SIGTERM, signalled=True)
         return event
 
     def _record(self, agent: AgentHandle, what: Note | Imported) -> None:
@@ -223,7 +223,7 @@ class AgentPool:
         hello, node = agent.hello, agent.node
         self.agents[node] = self.known[node] = agent
         self._lost.discard(node)
-        self._launcher.welcome(node)
+        self._launcher.on_connected(node)
         self._note(events.AgentJoined(node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus))
 
     async def _take(self, deadline_s: float | None) -> PoolEvent:
@@ -317,7 +317,7 @@ class AgentPool:
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):
-                if now_s - agent.link.said_s > PULSE_S / 2:  # otherwise it has just heard from us
+                if now_s - agent.link.sent_s > PULSE_S / 2:  # otherwise it has just heard from us
                     agent.link.say(Pulse())
                 if now_s - agent.link.heard_s > agent.link.silence_s:
                     agent.link.drop(f"no message for {agent.link.silence_s:g} s")
@@ -343,12 +343,12 @@ class AgentPool:
         for agent in self.agents.values():
             agent.link.heard_s = now_s
 
-    def _tell_gone(self, started: Started, killed: bool) -> None:
+    def _report_exit(self, started: Started, killed: bool) -> None:
         how = ", killed by a signal" if killed else ""
         _log.info("what started the agents of %s has exited%s", sorted(started.nodes), how)
         self._queue.put_nowait(StarterExited(started=started, killed=killed))
 
-    def _be_signalled(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         self._signals += 1
         message = _SIGNALLED.get(number, f"the controller received {signal.Signals(number).name}")
         # A second signal is a request to stop at once; after a hang-up no one waits for the run.

@@ -167,9 +167,9 @@ class AgentServer:
         """Read more of a peer's first bytes; return whether more are expected."""
         caller = self._silent[peer]
         try:
-            data = peer.recv(KNOCK - len(caller.said))
-            caller.said += data
-            knocked = has_knocked(self.key, caller.said)
+            data = peer.recv(KNOCK - len(caller.sent))
+            caller.sent += data
+            knocked = has_knocked(self.key, caller.sent)
         except (BlockingIOError, InterruptedError):
             return True
         except (OSError, WireError) as error:
@@ -179,7 +179,7 @@ class AgentServer:
             self._refuse(peer, "the connection was closed")
         elif knocked:
             self._take(peer)
-            self._spawn(self._admit(peer, bytes(caller.said)))
+            self._spawn(self._admit(peer, bytes(caller.sent)))
         return bool(data) and not knocked
 
     async def _admit(self, peer: socket.socket, first: bytes) -> None:
@@ -217,11 +217,11 @@ class AgentServer:
 class _Caller:
     """A peer that has not knocked."""
 
-    __slots__ = ("address", "said", "since_s")
+    __slots__ = ("address", "sent", "since_s")
 
     def __init__(self, address: str, since_s: float) -> None:
         self.address, self.since_s = address, since_s
-        self.said = bytearray()
+        self.sent = bytearray()
 
 
 def listen_at(address: str) -> socket.socket:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from echelon.core.frozen import frozen
-from echelon.launch.protocol.collective_trace import DEFAULT, Call, Group, Trace
+from echelon.launch.protocol.collective_trace import DEFAULT, CollectiveCall, GroupTrace, Trace
 from echelon.launch.protocol.nccl_counts import Counts
 
 _PEER = re.compile(r"(send|recv) (\d+)\s*(?:->|<-)\s*(\d+)")
@@ -70,9 +70,9 @@ class _Front:
 
     group: str
     number: int
-    calls: Mapping[int, Call]
+    calls: Mapping[int, CollectiveCall]
     """The ranks that wait in it, and what they call,"""
-    finished: Mapping[int, Call]
+    finished: Mapping[int, CollectiveCall]
     """and those that have finished it: NCCL pairs calls that differ."""
     missing: Sequence[int]
     """Members that have not called it."""
@@ -115,7 +115,7 @@ def _find_front(
     named = next((group.ranks for group in groups.values() if group.ranks), [])
     members = named or (range(world_size) if name.startswith(DEFAULT) else list(groups))
     recorded = {rank for rank in members if rank in traces or rank not in alive}
-    missing = [rank for rank in sorted(recorded) if groups.get(rank, Group()).called < number]
+    missing = [rank for rank in sorted(recorded) if groups.get(rank, GroupTrace()).called < number]
     return _Front(group=name, number=number, calls=calls, finished=finished, missing=missing)
 
 
@@ -180,14 +180,16 @@ def _blame_difference(front: _Front) -> Cause | None:
     calls = {**front.finished, **front.calls}
     if odd := _odd(calls, lambda call: call.name):
         own, usual = calls[odd.rank], calls[odd.others[0]]
-        message = f"calls {own.name} as {at}, where {odd.told} {usual.name}"
+        message = f"calls {own.name} as {at}, where {odd.others_call} {usual.name}"
         return Cause(rank=odd.rank, message=message)
     name = next(iter(front.calls.values())).name
     if any(word in name for word in _UNEVEN) and not any(word in name for word in _EVEN):
         return None
     if odd := _odd(calls, lambda call: (call.sizes, call.types)):
         own, usual = calls[odd.rank], calls[odd.others[0]]
-        message = f"calls {name} {at} with {_shape(own)}, where {odd.told} it with {_shape(usual)}"
+        message = (
+            f"calls {name} {at} with {_shape(own)}, where {odd.others_call} it with {_shape(usual)}"
+        )
         return Cause(rank=odd.rank, message=message)
     unstarted = [rank for rank, call in front.calls.items() if not call.started]
     if 0 < len(unstarted) < len(front.calls):
@@ -241,11 +243,13 @@ class _Odd:
     others: Sequence[int]
 
     @property
-    def told(self) -> str:
+    def others_call(self) -> str:
         return f"{_list(self.others)} {'calls' if len(self.others) == 1 else 'call'}"
 
 
-def _odd(calls: Mapping[int, Call], key: Callable[[Call], object]) -> _Odd | None:
+def _odd(
+    calls: Mapping[int, CollectiveCall], key: Callable[[CollectiveCall], object]
+) -> _Odd | None:
     kinds: dict[str, list[int]] = {}
     for rank in sorted(calls):
         kinds.setdefault(repr(key(calls[rank])), []).append(rank)
@@ -255,7 +259,7 @@ def _odd(calls: Mapping[int, Call], key: Callable[[Call], object]) -> _Odd | Non
     return _Odd(rank=others[-1][-1], others=usual)
 
 
-def _shape(call: Call) -> str:
+def _shape(call: CollectiveCall) -> str:
     sizes = ", ".join("×".join(map(str, size)) or "one element" for size in call.sizes)
     return f"{sizes} {'/'.join(dict.fromkeys(call.types))}".strip().lower()
 

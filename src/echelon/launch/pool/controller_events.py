@@ -41,14 +41,14 @@ class AgentHandle:
         return max(0, self.pace.save_us) / 1e6
 
     @property
-    def way_s(self) -> float:
+    def stop_interval_s(self) -> float:
         """Longest time between two points at which its ranks could stop."""
-        return max(0, self.pace.way_us) / 1e6
+        return max(0, self.pace.stop_interval_us) / 1e6
 
     @property
     def trains_unsaved(self) -> bool:
         """Whether its ranks train with the library and one of them has not saved yet."""
-        return self.pace.way_us >= 0 > self.pace.saved_low
+        return self.pace.stop_interval_us >= 0 > self.pace.saved_low
 
 
 @frozen

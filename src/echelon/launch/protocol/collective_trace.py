@@ -24,7 +24,7 @@ DEFAULT = "the default group"
 
 
 @frozen
-class Call:
+class CollectiveCall:
     """A collective that a rank has called."""
 
     number: int
@@ -37,7 +37,7 @@ class Call:
 
 
 @frozen
-class Group:
+class GroupTrace:
     """A process group, as one of its ranks sees it."""
 
     ranks: list[int] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Group:
     """Number of the last collective that the rank has called,"""
     done: int = 0
     """and of the last one that has finished there."""
-    pending: list[Call] = field(default_factory=list)
-    recent: list[Call] = field(default_factory=list)
+    pending: list[CollectiveCall] = field(default_factory=list)
+    recent: list[CollectiveCall] = field(default_factory=list)
     """The last ones that have finished."""
-    waits: list[Call] = field(default_factory=list)
+    waits: list[CollectiveCall] = field(default_factory=list)
     """Unfinished sends and receives."""
 
 
@@ -57,7 +57,7 @@ class Group:
 class Trace:
     """What one rank has recorded."""
 
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, GroupTrace] = field(default_factory=dict)
     """By name, which is the same on all ranks."""
     idle_s: float = 0.0
     """Time since a collective was last called or finished."""
@@ -92,11 +92,11 @@ def encode_traces(traces: Mapping[int, Trace], room: int) -> dict[str, dict[str,
 def decode_trace(record: Mapping[str, Any]) -> Trace:
     """Return a trace that was sent as a message."""
     groups = {
-        name: Group(
+        name: GroupTrace(
             **{
                 **group,
                 **{
-                    calls: [Call(**call) for call in group[calls]]
+                    calls: [CollectiveCall(**call) for call in group[calls]]
                     for calls in ("pending", "recent", "waits")
                 },
             }
@@ -113,7 +113,7 @@ def read_trace(record: bytes, *, now_s: float) -> Trace:
         ValueError: it is not such a record.
     """
     found = parse_json(record)
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupTrace] = {}
     last_s = 0.0
     try:
         for backend in BACKENDS:
@@ -146,11 +146,11 @@ def _last_s(entry: Mapping[str, Any]) -> float:
     return max(int(entry.get(name) or 0) for name in names) / _NS
 
 
-def _read_group(entries: Iterable[Mapping[str, Any]], members: str) -> Group:
+def _read_group(entries: Iterable[Mapping[str, Any]], members: str) -> GroupTrace:
     collectives = [entry for entry in entries if not entry["is_p2p"]]
     others = [entry for entry in entries if entry["is_p2p"]]
     ranks = parse_json(members.encode()) if members else []
-    return Group(
+    return GroupTrace(
         ranks=[int(rank) for rank in ranks],
         called=max((entry["collective_seq_id"] for entry in collectives), default=0),
         done=max((e["collective_seq_id"] for e in collectives if _is_done(e)), default=0),
@@ -164,11 +164,13 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
     return bool(entry["retired"]) or entry["state"] == "completed"  # gloo only retires
 
 
-def _read_calls(entries: Iterable[Mapping[str, Any]], number: str, *, done: bool) -> list[Call]:
+def _read_calls(
+    entries: Iterable[Mapping[str, Any]], number: str, *, done: bool
+) -> list[CollectiveCall]:
     """Return the finished or unfinished calls, in the order of their numbers."""
     found = [entry for entry in entries if _is_done(entry) == done]
     return [
-        Call(
+        CollectiveCall(
             number=int(entry[number]),
             name=str(entry["profiling_name"]).partition(":")[2][:_NAME],
             sizes=[list(size) for size in entry["input_sizes"][:_SIZES]],

@@ -59,7 +59,7 @@ class Link(asyncio.Protocol):
         self._dropped = False
         self.heard_s = time.monotonic()
         """Time of the last message from the peer."""
-        self.said_s = 0.0
+        self.sent_s = 0.0
         """Time of the last message to the peer."""
         self.own_address = ""
         """Our address, as the peer reached it."""
@@ -77,7 +77,7 @@ class Link(asyncio.Protocol):
         """Send a message; does nothing if the connection is closed."""
         if self._transport is None or not self._channel.open:
             return
-        self.said_s = time.monotonic()
+        self.sent_s = time.monotonic()
         self._channel.send(encode(message))
         self._flush()
 

@@ -145,7 +145,7 @@ class Pace(NamedTuple):
 
     save_us: int = -1
     """Longest time to save."""
-    way_us: int = -1
+    stop_interval_us: int = -1
     """Longest time between two points at which a rank can stop."""
     saved_low: int = -1
     """Newest saved step of the rank that is furthest behind,"""

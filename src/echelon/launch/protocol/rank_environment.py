@@ -13,7 +13,7 @@ from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.errors import UsageError
 from echelon.launch.protocol.messages import Start
-from echelon.launch.protocol.rank_shm import VARIABLE as BEACON
+from echelon.launch.protocol.rank_shm import VARIABLE as RANK_SHM
 from echelon.run.saved import LAST
 
 CONTROLLER = "ECHELON_CONTROLLER"
@@ -122,7 +122,7 @@ class RankFiles:
     """What it had recorded about its collectives when it was found to hang."""
     trace: Path
     """Socket on which it answers what it has recorded."""
-    beacon: Path
+    rank_shm: Path
     temp: Path
     """Folder for the sockets of multiprocessing, in the rank and its descendants."""
 
@@ -135,7 +135,7 @@ def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
         stacks=log.with_suffix(".stacks"),
         collectives=log.with_suffix(".collectives.json"),
         trace=scratch / f"trace-{log.parent.name}-{rank}",
-        beacon=scratch / f"beacon-{rank}",
+        rank_shm=scratch / f"beacon-{rank}",
         temp=scratch / f"mp-{log.parent.name}-{rank}",
     )
 
@@ -205,7 +205,7 @@ def rank_environment(
         "TORCHELASTIC_ERROR_FILE": files.error,
         "ECHELON_GENERATION": start.generation,
         LAST: start.saved,
-        BEACON: files.beacon,
+        RANK_SHM: files.rank_shm,
     }
     if rank == 0 and "WANDB_RUN_ID" not in environ:
         # All parts of a run continue one curve. Other ranks would overwrite it.

@@ -25,15 +25,15 @@ class _Field:
     def __init__(self, place: int) -> None:
         self._place = place
 
-    def __get__(self, beacon: "RankShm", kind: Any = None) -> int:
+    def __get__(self, shm: "RankShm", kind: Any = None) -> int:
         try:
-            return beacon.numbers[self._place]
+            return shm.numbers[self._place]
         except IndexError:  # the other side is an older version without this number
             return -1
 
-    def __set__(self, beacon: "RankShm", value: int) -> None:
+    def __set__(self, shm: "RankShm", value: int) -> None:
         try:  # noqa: SIM105  suppress() is slower
-            beacon.numbers[self._place] = value
+            shm.numbers[self._place] = value
         except IndexError:
             pass
 
@@ -67,7 +67,7 @@ class RankShm:
     """By the rank: step of the newest checkpoint whose part is saved; for rank 0, all of it."""
     save_us = _Field(12)
     """By the rank: how long that took from the call."""
-    pass_us = _Field(13)
+    stop_interval_us = _Field(13)
     """By the rank: the longest time between two places where it can stop."""
 
     pid = _Field(14)
@@ -86,9 +86,9 @@ class RankShm:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(handle, b"\xff" * _SIZE)  # -1 everywhere
-            beacon = cls(mmap.mmap(handle, _SIZE))
-            beacon.started_us = _now_us()
-            return beacon
+            shm = cls(mmap.mmap(handle, _SIZE))
+            shm.started_us = _now_us()
+            return shm
         finally:
             os.close(handle)
 

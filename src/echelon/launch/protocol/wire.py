@@ -188,21 +188,21 @@ class Channel:
         return self._sign_frame(self._session, sender.encode() + _COUNTER.pack(counter), payload)
 
 
-def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
+def has_knocked(key: bytes, received: bytes | bytearray) -> bool:
     """Tell whether an agent's first message is complete.
 
     Args:
         key: the run's key.
-        said: what the peer has sent so far.
+        received: what the peer has sent so far.
 
     Raises:
         WireError: the peer is not an agent of this run.
     """
-    _check_greeting(said)
-    said = bytes(said[:KNOCK])
-    if len(said) < KNOCK:
+    _check_greeting(received)
+    received = bytes(received[:KNOCK])
+    if len(received) < KNOCK:
         return False
-    nonce, knock = said[len(GREETING) : -_MAC], said[-_MAC:]
+    nonce, knock = received[len(GREETING) : -_MAC], received[-_MAC:]
     if not hmac.compare_digest(knock, _sign_knock(key, nonce)):
         raise WireError("the peer does not know the run's key")
     return True
@@ -216,8 +216,8 @@ def _sign_knock(key: bytes, nonce: bytes) -> bytes:
     return hmac.digest(key, b"knock" + nonce, "sha256")
 
 
-def _check_greeting(said: bytes | bytearray) -> None:
-    start = bytes(said[: len(GREETING)])
+def _check_greeting(received: bytes | bytearray) -> None:
+    start = bytes(received[: len(GREETING)])
     if GREETING.startswith(start):
         return
     if start.startswith(_NAME):

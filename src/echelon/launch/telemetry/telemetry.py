@@ -226,25 +226,25 @@ def read_ranks(scratch: Path) -> list[RankLook]:
     found = []
     for path in sorted(scratch.glob("beacon-*")):
         with contextlib.suppress(OSError, ValueError):
-            beacon = RankShm.open(path)
+            shm = RankShm.open(path)
             try:
-                if beacon.pid > 0:
-                    found.append(_read_rank(int(path.name.removeprefix("beacon-")), beacon))
+                if shm.pid > 0:
+                    found.append(_read_rank(int(path.name.removeprefix("beacon-")), shm))
             finally:
-                beacon.close()
+                shm.close()
     return found
 
 
-def _read_rank(rank: int, beacon: RankShm) -> RankLook:
+def _read_rank(rank: int, shm: RankShm) -> RankLook:
     return RankLook(
         rank=rank,
-        pid=beacon.pid,
-        generation=beacon.generation,
-        step=beacon.step,
-        data_us=beacon.data_us,
-        stall_us=beacon.stall_us,
-        comm_us=beacon.comm_us,
-        mem=process_memory(beacon.pid),
+        pid=shm.pid,
+        generation=shm.generation,
+        step=shm.step,
+        data_us=shm.data_us,
+        stall_us=shm.stall_us,
+        comm_us=shm.comm_us,
+        mem=process_memory(shm.pid),
     )
 
 

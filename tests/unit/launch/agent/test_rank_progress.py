@@ -8,7 +8,7 @@ from echelon.train.stopping import StopBarrier
 S = 1_000_000
 
 
-def test_the_numbers_are_those_of_the_beacon(tmp_path):
+def test_the_numbers_are_those_of_the_shared_memory(tmp_path):
     agent = RankShm.create(tmp_path / "beacon")
     agent.started_us -= 3 * S
     with StopBarrier({VARIABLE: str(tmp_path / "beacon")}) as line:
@@ -41,35 +41,35 @@ def test_the_longest_way_between_two_places_is_known(tmp_path, monkeypatch):
             for pause_s in (50.0, 1.0, 2.5, 1.0):  # the first step may be slow, and is only one
                 now_s[0] += pause_s
                 line.arrive()
-    assert agent.pass_us == 2_500_000
+    assert agent.stop_interval_us == 2_500_000
 
 
 def test_the_pace_of_a_node_is_that_of_its_slowest_rank(tmp_path):
-    beacons = [RankShm.create(tmp_path / str(rank)) for rank in range(2)]
-    assert read_pace(beacons) == Pace()
-    beacons[0].save_us, beacons[0].saved = 5, 10
-    beacons[1].save_us, beacons[1].saved, beacons[1].pass_us = 3, 20, 7
-    assert read_pace(beacons) == Pace(save_us=5, way_us=7, saved_low=10, saved_high=20)
+    ranks = [RankShm.create(tmp_path / str(rank)) for rank in range(2)]
+    assert read_pace(ranks) == Pace()
+    ranks[0].save_us, ranks[0].saved = 5, 10
+    ranks[1].save_us, ranks[1].saved, ranks[1].stop_interval_us = 3, 20, 7
+    assert read_pace(ranks) == Pace(save_us=5, stop_interval_us=7, saved_low=10, saved_high=20)
     assert read_pace([]) is None
 
 
 def test_a_rank_is_seen_to_stand_still(tmp_path):
-    beacon = RankShm.create(tmp_path / "beacon")
-    motion = Motion(beacon)
+    shm = RankShm.create(tmp_path / "beacon")
+    motion = Motion(shm)
     assert motion.look(10.0) == 0  # it has never moved, and perhaps never speaks of it
-    beacon.step = 1
+    shm.step = 1
     assert [motion.look(now_s) for now_s in (11.0, 12.0, 13.5)] == [0, 1, 2.5]
-    beacon.passed = 4  # in a validation
+    shm.passed = 4  # in a validation
     assert motion.look(14.0) == 0
 
 
 def test_a_nodes_ranks_tell_how_they_have_spent_their_time_so_far(tmp_path):
-    beacons = [RankShm.create(tmp_path / str(rank)) for rank in range(2)]
-    for beacon in beacons:
-        beacon.started_us -= 10 * S
-        beacon.met_us, beacon.began_us = S, 2 * S
-    beacons[0].comm_us = 6 * S
-    told = read_spent_so_far(beacons)
+    ranks = [RankShm.create(tmp_path / str(rank)) for rank in range(2)]
+    for shm in ranks:
+        shm.started_us -= 10 * S
+        shm.met_us, shm.began_us = S, 2 * S
+    ranks[0].comm_us = 6 * S
+    told = read_spent_so_far(ranks)
     assert told.pop("productive") >= 2 * 8 * S - 6 * S
     assert told == {"rendezvous": 2 * S, "warm-up": 2 * S, "peer wait": 6 * S}
     assert read_spent_so_far([]) == {}

@@ -12,7 +12,7 @@ from echelon.errors import CommandError
 from echelon.launch.backends.local import LocalAllocation
 from echelon.launch.backends.stop import Stop, StopError
 from echelon.launch.controller.controller import Controller
-from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.finalize import Finalizer
 from echelon.launch.controller.notify import Notifier
 from echelon.launch.controller.slots import Slots
 from echelon.launch.protocol.messages import Pace
@@ -102,7 +102,7 @@ def make(tmp_path):
             membership=membership or FakeMembership(),
             rendezvous=FakeRendezvous(),
             make_generation=lambda _number, _agents: next(left),
-            conclusion=Conclusion(
+            finalizer=Finalizer(
                 request=request,
                 history=History(),
                 backend=backend,
@@ -234,5 +234,5 @@ def test_ranks_are_told_of_a_limit_as_early_as_their_pace_needs(make):
     pool = FakePool()
     controller, _ = make(pool=pool)
     assert controller.lead_s() == 0.0  # nobody would save
-    pool.agents[0] = make_agent(0, Pace(save_us=60_000_000, way_us=1_000_000))
+    pool.agents[0] = make_agent(0, Pace(save_us=60_000_000, stop_interval_us=1_000_000))
     assert controller.lead_s() == 10.0 + 2.0 + 120.0

@@ -7,7 +7,7 @@ import pytest
 
 from echelon.core.shell import FakeShell
 from echelon.launch.backends.stop import Stop
-from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.finalize import Finalizer
 from echelon.launch.controller.notify import Notifier
 from echelon.run.attempts import orphan
 from echelon.run.directory import RunDir
@@ -21,7 +21,7 @@ FAILURE = Failure(cause="cancelled", message="so it was", exit_code=143)
 
 
 def make(journal, backend, hand_over="never"):
-    return Conclusion(
+    return Finalizer(
         request=JobSpec(script="train.py", hand_over=hand_over),
         history=History(),
         backend=backend,
@@ -36,7 +36,7 @@ def conclude(folder, cause):
     run, said = RunDir.create(folder, "r-1"), []
     journal = Journal(run, 1, said.append)
     verdict = judge([replace(FAILURE, cause=cause)])
-    reached = make(journal, make_backend()).reach(
+    reached = make(journal, make_backend()).conclude(
         verdict, failures=(), restarts=3, nodes=1, saved=7, progress=True
     )
     outcome = asyncio.run(reached)
@@ -72,12 +72,12 @@ def test_whoever_cancels_a_run_also_cancels_the_job_that_waits(tmp_path):
     run, backend = RunDir.create(tmp_path, "r-1"), make_backend()
     run.claim_attempt()
     journal = Journal(run, 1, lambda _: None)
-    conclusion = make(journal, backend)
+    finalizer = make(journal, backend)
     cancelled = Stop("cancelled", "the job was cancelled", 143)
 
     async def scenario():
-        explained = await conclusion.explain(cancelled)
-        await conclusion.reach(
+        explained = await finalizer.explain(cancelled)
+        await finalizer.conclude(
             judge([FAILURE]), failures=(), restarts=3, nodes=1, saved=7, progress=True
         )
         return explained.cause
@@ -96,17 +96,17 @@ def test_nodes_that_are_missing_because_the_job_is_cancelled_are_no_reason_to_co
     tmp_path, cause
 ):
     backend = make_backend()
-    stopped = Stop("cancelled", "the job was cancelled", 143, told=True)
+    stopped = Stop("cancelled", "the job was cancelled", 143, signalled=True)
 
     async def explain(_stop):
         return stopped
 
     backend.allocation.explain = explain
     journal = Journal(RunDir.create(tmp_path, "r-1"), 1, lambda _: None)
-    conclusion = make(journal, backend, hand_over="always")
+    finalizer = make(journal, backend, hand_over="always")
     verdict = judge([Failure(cause=cause, message="0 of 1 nodes joined", exit_code=69)])
     outcome = asyncio.run(
-        conclusion.reach(verdict, failures=(), restarts=3, nodes=0, saved=-1, progress="")
+        finalizer.conclude(verdict, failures=(), restarts=3, nodes=0, saved=-1, progress="")
     )
     journal.close()
     assert (outcome.state, outcome.next, outcome.exit_code) == ("CANCELLED", "", 143)

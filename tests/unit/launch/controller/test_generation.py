@@ -8,8 +8,8 @@ import pytest
 from echelon.launch.backends.stop import Stop
 from echelon.launch.controller import generation as module
 from echelon.launch.controller.generation import Generation
-from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.rendezvous import Endpoint
+from echelon.launch.controller.rendezvous_watch import RendezvousWatch
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost, Received
 from echelon.launch.pool.hang import Hang
@@ -29,7 +29,7 @@ from echelon.run.events import HangDetected, RanksStopped
 from echelon.spec.job_spec import JobSpec
 from unit.launch.fakes import FakeJournal, FakePool
 
-LISTENS, DEAF, UNSAVED = Pace(1, 1, 5, 5), Pace(), Pace(way_us=1)
+LISTENS, DEAF, UNSAVED = Pace(1, 1, 5, 5), Pace(), Pace(stop_interval_us=1)
 ENDPOINT = Endpoint(address="127.0.0.1", port=1, served=True)
 
 
@@ -96,7 +96,7 @@ def live(clock, *script, pace=LISTENS, listened=False):
         request=JobSpec(script="train.py", hang_timeout_s=0),
         journal=journal,
         pool=pool,
-        meeting=MeetingWatch(Program(argv=("true",), kind="binary"), frozenset()),
+        rendezvous_watch=RendezvousWatch(Program(argv=("true",), kind="binary"), frozenset()),
         explain=explain,
         recover=lambda: next(recoveries),
         listened=listened,

@@ -111,7 +111,7 @@ def test_a_node_that_has_failed_is_not_waited_for_and_is_blamed_once(
     membership = join(pool)
     failures = asyncio.run(membership.await_all())
     assert [failure.node for failure in failures] == ([] if len(nodes) == 2 else ["node1", "node2"])
-    membership.look_about()
+    membership.poll()
     assert blamed == [f"node{node}" for node in unfit]
     journal.close()
     told = [f"{node} excluded: it failed its check: no disk" for node in blamed]
@@ -205,7 +205,7 @@ def test_one_that_comes_back_unfit_is_told_of_and_remembered(join, said, blamed,
     del pool.agents[2]
     pool.reject(Hello(node=2, name="node2", host="h", addresses=[], fault="no disk"))
     if when == "while ranks run":
-        membership.look_about()
+        membership.poll()
     else:
         asyncio.run(membership.await_missing())
     assert blamed == ["node2"]
@@ -215,7 +215,7 @@ def test_one_that_comes_back_unfit_is_told_of_and_remembered(join, said, blamed,
 
 def test_where_nobody_is_left_no_node_is_named(join, said, journal):
     membership = join(FakePool(unfit=[2]))
-    membership.look_about()
+    membership.poll()
     journal.close()
     assert said == ["no node passed its check (node2); node2: no disk"]
 

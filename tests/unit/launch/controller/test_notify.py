@@ -12,7 +12,7 @@ from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.core.waiting import wait_until
 from echelon.errors import MissingProgramError, TimedOutError
 from echelon.launch.controller import notify as notifying
-from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.finalize import Finalizer
 from echelon.launch.controller.notify import Notifier, shorten
 from echelon.run.attempts import Outcome
 from echelon.run.directory import RunDir
@@ -150,7 +150,7 @@ def conclude(run):
     journal = Journal(run, 1, said.append)
 
     def conclude(outcome, verdict=None, *, notifier):
-        conclusion = Conclusion(
+        conclusion = Finalizer(
             request=JobSpec(script="train.py", notify="x"),
             history=History(),
             backend=make_backend(),

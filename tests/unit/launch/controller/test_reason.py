@@ -10,7 +10,7 @@ from echelon.launch.controller.stopping import Reason
 
 LIMIT = Stop("time limit", "its time is over", 75, deadline_s=9.0)
 USERS = Stop("cancelled", "the controller received SIGTERM", 143)
-SIGNALLED = Stop("preemption", "node1 was told to stop", 143, told=True)
+SIGNALLED = Stop("preemption", "node1 was told to stop", 143, signalled=True)
 
 
 async def settle(slurm_says, *stops):

@@ -76,7 +76,7 @@ def test_a_rank_that_does_not_listen_ends_the_talk():
     consensus = StopConsensus([0, 1], 3)
     assert consensus.begin() == Propose(generation=3, place=0)
     assert consensus.hear(0, Place(generation=3, proposed=0, furthest=-1, waiting=False)) is None
-    assert consensus.deaf
+    assert consensus.unresponsive
 
 
 def test_answers_to_an_earlier_question_do_not_count():

@@ -81,7 +81,7 @@ def test_one_that_is_called_again_comes(starter):
 
         async def welcome(_):
             await started(starter, 2)
-            launcher.welcome(0)
+            launcher.on_connected(0)
 
         assert await call(launcher, welcome, B="2")
         assert starter.environs == [{"A": "1"}, {"A": "1", "B": "2"}]
@@ -129,7 +129,7 @@ def test_one_that_nobody_wants_any_more_is_ended(starter, when):
         await started(starter, 2)
         await until(lambda: not (launcher.is_here() and is_there(starter.pids[1])))
         assert is_there(starter.pids[0])  # the other is none of its business
-        launcher.welcome(0)  # which nobody waits for
+        launcher.on_connected(0)  # which nobody waits for
 
     run(scenario())
     assert wait_until(lambda: not is_there(starter.pids[1]), timeout_s=30)

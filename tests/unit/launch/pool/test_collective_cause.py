@@ -8,8 +8,8 @@ import pytest
 
 from echelon.launch.pool.collective_cause import find_cause, idle_s, is_waiting
 from echelon.launch.protocol.collective_trace import (
-    Call,
-    Group,
+    CollectiveCall,
+    GroupTrace,
     Trace,
     decode_trace,
     encode_traces,
@@ -126,8 +126,12 @@ def test_a_rank_that_has_exited():
 
 
 def test_a_call_that_was_paired_with_another_and_is_finished():
-    done = Group(ranks=[0, 1], called=7, recent=[Call(number=7, name="all_reduce_barrier")])
-    waits = Group(ranks=[0, 1], called=8, pending=[Call(number=7, name="all_reduce")])
+    done = GroupTrace(
+        ranks=[0, 1], called=7, recent=[CollectiveCall(number=7, name="all_reduce_barrier")]
+    )
+    waits = GroupTrace(
+        ranks=[0, 1], called=8, pending=[CollectiveCall(number=7, name="all_reduce")]
+    )
     cause = find_cause({0: Trace(groups={"g": waits}), 1: Trace(groups={"g": done})}, {0, 1}, 2, {})
     assert cause.rank == 1
     assert cause.message == "calls all_reduce_barrier as no. 7 of g, where rank 0 calls all_reduce"
@@ -150,8 +154,8 @@ def test_ranks_of_which_none_is_known_to_wait(name):
 
 
 def group(*calls, called=0, waits=()):
-    pending = [Call(number=number, name=name) for number, name in calls]
-    return Group(ranks=[0, 1, 2, 3], called=called, pending=pending, waits=list(waits))
+    pending = [CollectiveCall(number=number, name=name) for number, name in calls]
+    return GroupTrace(ranks=[0, 1, 2, 3], called=called, pending=pending, waits=list(waits))
 
 
 def test_groups_that_are_called_in_another_order():
@@ -174,7 +178,7 @@ def test_groups_that_are_called_in_another_order():
     ],
 )
 def test_a_peer_that_others_wait_for(name, message):
-    waits = Trace(groups={"group 1": group(waits=[Call(number=1, name=name)])})
+    waits = Trace(groups={"group 1": group(waits=[CollectiveCall(number=1, name=name)])})
     traces = {0: waits, **{rank: Trace(groups={"group 1": group()}) for rank in (1, 2, 3)}}
     cause = find_cause(traces, range(4), 4, {})
     assert (cause.rank, cause.message) == (3, message)
@@ -191,8 +195,8 @@ def test_a_collective_that_all_call_alike():
 
 def test_sizes_that_may_differ():
     def trace(rank):
-        call = Call(number=7, name="alltoall", sizes=[[rank + 1]], types=["Float"])
-        return Trace(groups={"g": Group(ranks=[0, 1], called=7, pending=[call])})
+        call = CollectiveCall(number=7, name="alltoall", sizes=[[rank + 1]], types=["Float"])
+        return Trace(groups={"g": GroupTrace(ranks=[0, 1], called=7, pending=[call])})
 
     assert "called alike" in find_cause({0: trace(0), 1: trace(1)}, {0, 1}, 2, {}).message
 
@@ -206,9 +210,11 @@ def test_ranks_that_have_called_nothing_do_not_show_progress():
 def test_many_ranks_that_wait():
     free, waits = group(called=6), group((7, "all_reduce"), called=7)
     traces = {rank: Trace(groups={"g": waits}) for rank in range(6)}
-    free = Group(ranks=list(range(8)), called=6)
+    free = GroupTrace(ranks=list(range(8)), called=6)
     traces |= {rank: Trace(groups={"g": free}) for rank in (6, 7)}
-    traces[0] = Trace(groups={"g": Group(ranks=list(range(8)), called=7, pending=waits.pending)})
+    traces[0] = Trace(
+        groups={"g": GroupTrace(ranks=list(range(8)), called=7, pending=waits.pending)}
+    )
     cause = find_cause(traces, range(8), 8, {})
     assert cause.rank == 6
     assert cause.message == (
@@ -242,8 +248,10 @@ def test_a_record_without_collectives():
 
 
 def test_traces_of_many_groups_fit_into_a_message():
-    calls = [Call(number=number, name="all_reduce", sizes=[[1] * 8]) for number in range(4)]
-    group = Group(ranks=list(range(64)), called=4, done=4, pending=calls, recent=calls)
+    calls = [
+        CollectiveCall(number=number, name="all_reduce", sizes=[[1] * 8]) for number in range(4)
+    ]
+    group = GroupTrace(ranks=list(range(64)), called=4, done=4, pending=calls, recent=calls)
     trace = Trace(groups={f"group {number}": group for number in range(50)}, idle_s=3.0)
     traces = dict.fromkeys(range(8), trace)
     whole = len(json.dumps({str(rank): trace.encode() for rank in traces}))

@@ -51,7 +51,7 @@ def rank_variables(start=START, interface="eth0", **environ):
 def test_the_files_of_a_rank_lie_beside_its_log():
     assert FILES.error == Path("/run/logs/1.2/rank-00005.error.json")
     assert FILES.stacks == Path("/run/logs/1.2/rank-00005.stacks")
-    assert FILES.beacon == Path("/dev/shm/e/beacon-5")  # noqa: S108
+    assert FILES.rank_shm == Path("/dev/shm/e/beacon-5")  # noqa: S108
 
 
 def test_what_all_ranks_of_a_node_share():
@@ -108,7 +108,7 @@ def test_what_is_a_ranks_own():
         "TORCHELASTIC_ERROR_FILE": "/run/logs/1.2/rank-00005.error.json",
         "ECHELON_GENERATION": "2",
         "ECHELON_LAST_SAVED": "",
-        "ECHELON_BEACON": str(FILES.beacon),
+        "ECHELON_BEACON": str(FILES.rank_shm),
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
     }

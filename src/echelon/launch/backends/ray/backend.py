@@ -21,7 +21,7 @@ from echelon.launch.backends.base import (
     StartedProcess,
     View,
 )
-from echelon.launch.backends.ray.plan import Plan, bundle_of
+from echelon.launch.backends.ray.plan import DriverPlan, bundle_of
 from echelon.launch.backends.ray.status import CANCELLED, StatusReader, is_current
 from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.rank_environment import render_key
@@ -75,7 +75,7 @@ class RayStarter(ChildStarter):
         return [self._call(node, command) for node in nodes]
 
     def _start_driver(self, nodes: Sequence[int], command: AgentCommand) -> Started:
-        plan = Plan(
+        plan = DriverPlan(
             run=str(self._attempt.run.path),
             attempt=self._attempt.number,
             low=self._attempt.request.nodes.low,

@@ -25,8 +25,8 @@ from echelon.core.atomic_file import write_atomic
 from echelon.launch.backends.base import CAUSE
 from echelon.launch.backends.ray.host import make_host
 from echelon.launch.backends.ray.orders import Order, read_orders
-from echelon.launch.backends.ray.plan import Plan, choose_count, describe_wait, parse_plan
-from echelon.launch.backends.ray.status import NODES, Place, Status, settle_places
+from echelon.launch.backends.ray.plan import DriverPlan, choose_count, describe_wait, parse_plan
+from echelon.launch.backends.ray.status import NODES, NodePlace, Status, settle_places
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
 from echelon.launch.protocol.rank_environment import NAME, NODE, receive_key, render_key
 from echelon.run.journal import write_error
@@ -85,7 +85,7 @@ def load_ray() -> ModuleType:
     return importlib.import_module("ray")
 
 
-def connect(ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
+def connect(ray: ModuleType, plan: DriverPlan, environ: Mapping[str, str]) -> None:
     """Join the Ray cluster as one of its drivers.
 
     Raises:
@@ -102,8 +102,8 @@ def connect(ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
             logging_level="error",
         )
     except Exception as error:  # whatever it is, agents cannot start
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise DriverError(f"cannot join the Ray cluster: {said[:400]}") from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise DriverError(f"cannot join the Ray cluster: {text[:400]}") from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Driver:
     def __init__(
         self,
         ray: ModuleType,
-        plan: Plan,
+        plan: DriverPlan,
         environ: Mapping[str, str],
         key: bytes,
         is_wanted: Callable[[], bool],
@@ -255,7 +255,7 @@ class Driver:
         )
         return actor.remote()
 
-    def _start_agent(self, node: int, slot: _Slot, place: Place) -> Any:
+    def _start_agent(self, node: int, slot: _Slot, place: NodePlace) -> Any:
         plan = self._plan
         own = {**self._environ, NODE: str(node), NAME: place.name}
         more = slot.order.variables if slot.order else {}
@@ -278,43 +278,43 @@ class Driver:
             return
         done, _ = self._ray.wait(list(waits), timeout=TICK_S)
         for reference in done:
-            self._hear_one(waits[reference])
+            self._take_answer(waits[reference])
         for node, slot in list(self._slots.items()):
             if time.monotonic() > slot.due_s:
                 self._fail(node, f"started no actor within {START_S:g} s")
 
-    def _hear_one(self, node: int) -> None:
+    def _take_answer(self, node: int) -> None:
         slot, name = self._slots[node], self._status.places[node].name
         try:
-            said = self._ray.get(slot.reference)
+            answer = self._ray.get(slot.reference)
         except self._ray.exceptions.RayError as error:
             self._lose_actor(node, str(error).strip().splitlines() or [type(error).__name__])
             return
         if slot.started:
-            code, words = said
+            code, words = answer
             if code:
                 write_error(f"{name}: the agent exited with code {code}: {words}")
             self._end(node)
-        elif said:
-            self._fail(node, said)
+        elif answer:
+            self._fail(node, answer)
         else:
             slot.started, slot.due_s = True, math.inf
             slot.reference = slot.actor.wait.remote()
 
-    def _lose_actor(self, node: int, said: list[str]) -> None:
+    def _lose_actor(self, node: int, error_lines: list[str]) -> None:
         """Try again if the agent did not run yet: usually its node was lost, and Ray finds another.
 
         The controller restarts an agent that did run.
         """
         slot, name = self._slots[node], self._status.places[node].name
-        write_error(f"{name}: the actor was lost: {said[-1]}")
+        write_error(f"{name}: the actor was lost: {error_lines[-1]}")
         if slot.started:
             self._end(node)
         elif slot.tries + 1 < _TRIES:
             self._slots[node] = _Slot(order=slot.order, tries=slot.tries + 1)
             self._looked_s = -math.inf
         else:
-            self._fail(node, f"cannot start an actor: {said[-1]}")
+            self._fail(node, f"cannot start an actor: {error_lines[-1]}")
 
     def _fail(self, node: int, fault: str) -> None:
         """Give up an agent, and report why."""

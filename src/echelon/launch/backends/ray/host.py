@@ -46,9 +46,9 @@ def make_host() -> type:
 
             if (own := ray.get_runtime_context().get_node_id()) != node:
                 raise RuntimeError(f"this is node {own}, not {node}")
-            path, said = mark
+            path, content = mark
             try:
-                if Path(path).read_text() != said:
+                if Path(path).read_text() != content:
                     return "sees another directory under the path of the run directory"
             except OSError as error:
                 return f"does not see the run directory {Path(path).parents[2]}: {error.strerror}"

@@ -10,7 +10,7 @@ from echelon.spec.job_spec import JobSpec
 
 
 @frozen
-class Plan:
+class DriverPlan:
     """Number of agents, and what they need."""
 
     run: str
@@ -38,8 +38,8 @@ class Plan:
         return json.dumps(asdict(self))
 
 
-def parse_plan(text: str) -> Plan:
-    return Plan(**json.loads(text))
+def parse_plan(text: str) -> DriverPlan:
+    return DriverPlan(**json.loads(text))
 
 
 def bundle_of(request: JobSpec) -> dict[str, float]:
@@ -52,7 +52,7 @@ def bundle_of(request: JobSpec) -> dict[str, float]:
     return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
-def choose_count(plan: Plan, free: Sequence[Mapping[str, float]]) -> int:
+def choose_count(plan: DriverPlan, free: Sequence[Mapping[str, float]]) -> int:
     """Return the number of nodes to ask for: all that are free now, or the minimum.
 
     Args:
@@ -65,7 +65,7 @@ def choose_count(plan: Plan, free: Sequence[Mapping[str, float]]) -> int:
     return min(plan.high, max(plan.low, fit))
 
 
-def describe_wait(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> str:
+def describe_wait(plan: DriverPlan, nodes: Sequence[Mapping[str, float]]) -> str:
     """Describe what the run waits for.
 
     Args:

@@ -22,7 +22,7 @@ FRESH_S = 0.25
 
 
 @frozen
-class Place:
+class NodePlace:
     """The node of Ray that has one of the run's places, or had it last."""
 
     id: str
@@ -42,7 +42,7 @@ class Status:
     """The driver. The status is valid as long as it lives."""
     waits: str = ""
     """What it waits for; empty once it has nodes."""
-    places: Mapping[int, Place] = field(default_factory=dict)
+    places: Mapping[int, NodePlace] = field(default_factory=dict)
     """By place; complete once it has nodes."""
 
     def render(self) -> str:
@@ -66,11 +66,11 @@ def parse_status(text: str) -> Status:
     raise ValueError("not the status of a Ray driver")
 
 
-def _parse_place(record: Any) -> Place:
+def _parse_place(record: Any) -> NodePlace:
     match record:
         case {"id": str(one), "name": str(name), "address": str(address)}:
             here, fault = record.get("here") is not False, str(record.get("fault", ""))
-            return Place(id=one, name=name, address=address, here=here, fault=fault)
+            return NodePlace(id=one, name=name, address=address, here=here, fault=fault)
     raise ValueError("not the record of a place")
 
 
@@ -110,8 +110,8 @@ class StatusReader:
 def settle_places(
     bundles: Mapping[int, str],
     entries: Mapping[str, Mapping[str, Any]],
-    known: Mapping[int, Place],
-) -> dict[int, Place]:
+    known: Mapping[int, NodePlace],
+) -> dict[int, NodePlace]:
     """Return the node of each place.
 
     Nodes have the names that users know; several on one host, as in tests, get distinct names. A
@@ -131,10 +131,10 @@ def settle_places(
     for node, entry in moved.items():
         name = plain[node] if often[plain[node]] == 1 else f"{plain[node]}-{bundles[node][:6]}"
         address = str(entry["NodeManagerAddress"])
-        found[node] = Place(id=bundles[node], name=name, address=address)
+        found[node] = NodePlace(id=bundles[node], name=name, address=address)
     for node in bundles.keys() - here:
-        last = known.get(node, Place(id="", name=f"node{node}", address=""))
-        found[node] = Place(id=last.id, name=last.name, address=last.address, here=False)
+        last = known.get(node, NodePlace(id="", name=f"node{node}", address=""))
+        found[node] = NodePlace(id=last.id, name=last.name, address=last.address, here=False)
     return found
 
 

@@ -157,9 +157,9 @@ def judge_stop(stop: Stop, look: _Look, now_s: float, monotonic_s: float) -> Sto
     if cause in (stop.cause, "preemption"):
         message = stop.message
     if stop.at_once or look.end_s is None or cause != "preemption":
-        return replace(stop, cause=cause, message=message, told=True)
+        return replace(stop, cause=cause, message=message, signalled=True)
     deadline_s = monotonic_s + max(0.0, look.end_s - now_s - 1)
-    return replace(stop, cause=cause, message=message, told=True, deadline_s=deadline_s)
+    return replace(stop, cause=cause, message=message, signalled=True, deadline_s=deadline_s)
 
 
 def find_drained(lines: Sequence[str]) -> str:

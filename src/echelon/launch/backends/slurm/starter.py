@@ -88,8 +88,8 @@ class SlurmStarter(ChildStarter):
             count = next(iter(granted.values()))
             return [(list(nodes), f"--gres=gpu:{count}" if count else "--gres=none")]
         counts = {node: granted.get(self._hosts[node], 0) for node in nodes}
-        said = self._shell.run(["scontrol", "--version"], timeout_s=60).stdout
-        option = "--gpus=" if parse_version(said)[:2] <= (22, 5) else "--gres=gpu:"
+        output = self._shell.run(["scontrol", "--version"], timeout_s=60).stdout
+        option = "--gpus=" if parse_version(output)[:2] <= (22, 5) else "--gres=gpu:"
         return [
             ([node], f"{option}{count}" if count else "--gres=none")
             for node, count in counts.items()

@@ -8,7 +8,7 @@ import pytest
 from echelon.launch.backends.ray import driver as module
 from echelon.launch.backends.ray.driver import Driver
 from echelon.launch.backends.ray.orders import ORDERS, Order
-from echelon.launch.backends.ray.plan import Plan
+from echelon.launch.backends.ray.plan import DriverPlan
 from echelon.launch.backends.ray.status import read_status
 from echelon.run.directory import RunDir
 
@@ -123,7 +123,7 @@ def keep(ray, folder, monkeypatch):
     }
     monkeypatch.setattr(module.importlib, "import_module", lambda name: modules[name])
     monkeypatch.setattr(module, "LOOK_S", -1.0)
-    plan = Plan(
+    plan = DriverPlan(
         run=str(folder.parents[1]),
         attempt=1,
         low=1,

@@ -17,7 +17,7 @@ from echelon.launch.backends.ray.backend import RayAllocation, RayStarter
 from echelon.launch.backends.ray.driver import DriverError, load_ray
 from echelon.launch.backends.ray.orders import read_orders
 from echelon.launch.backends.ray.plan import (
-    Plan,
+    DriverPlan,
     bundle_of,
     choose_count,
     describe_wait,
@@ -26,7 +26,7 @@ from echelon.launch.backends.ray.plan import (
 from echelon.launch.backends.ray.status import (
     CANCELLED,
     NODES,
-    Place,
+    NodePlace,
     Status,
     StatusReader,
     is_current,
@@ -39,7 +39,7 @@ from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 
-PLAN = Plan(
+PLAN = DriverPlan(
     run="/runs/train-abcd",
     attempt=2,
     low=1,
@@ -56,7 +56,7 @@ GONE = 2**22 + 1
 
 
 def status(*here, pid=None, waits=""):
-    places = {node: Place(**{**PLACES[node], "here": node in here}) for node in PLACES}
+    places = {node: NodePlace(**{**PLACES[node], "here": node in here}) for node in PLACES}
     return Status(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
 
 
@@ -217,7 +217,7 @@ def test_what_a_controller_learns_of_nodes_that_have_not_come(run, monkeypatch):
     file.write_text(status(0).render())
     seen = starter.outlook()
     assert (starter.host(1), seen.waits, seen.absent, seen.lost) == ("beta", "", {2}, {1})
-    bad = Status(pid=1, places={0: Place(**PLACES[0], fault="sees nothing")})
+    bad = Status(pid=1, places={0: NodePlace(**PLACES[0], fault="sees nothing")})
     file.write_text(bad.render())
     assert starter.outlook().faults == {0: "sees nothing"}
 

@@ -163,7 +163,7 @@ def test_nor_does_a_node_without_slurms_commands(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answers", "cause", "told"),
+    ("answers", "cause", "signalled"),
     [
         (Answers(state="CANCELLED"), "cancelled", True),
         (Answers(state="COMPLETING"), "cancelled", True),
@@ -175,11 +175,11 @@ def test_nor_does_a_node_without_slurms_commands(monkeypatch):
         (Answers(state="RUNNING"), "preemption", True),  # as it was said
     ],
 )
-def test_a_signal_means_what_slurm_says(answers, cause, told):
-    stop = Stop("preemption", "node1 received SIGTERM", 143, told=True)
+def test_a_signal_means_what_slurm_says(answers, cause, signalled):
+    stop = Stop("preemption", "node1 received SIGTERM", 143, signalled=True)
     place = SlurmAllocation(answers.shell(), ENVIRON)
     explained = asyncio.run(place.explain(stop))
-    assert (explained.cause, explained.told) == (cause, told)
+    assert (explained.cause, explained.signalled) == (cause, signalled)
     assert (explained.deadline_s is not None) == answers.preempted
 
 
