@@ -15,7 +15,8 @@ from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK, START, SectionedCommand
 from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
-from echelon.cli.remote import There, execute, rerun_there
+from echelon.cli.remote import execute, rerun_there
+from echelon.cli.routing import There
 from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait
 from echelon.client.manage.clusters import cluster_of
 from echelon.client.remote.host_files import fetched

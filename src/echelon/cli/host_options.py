@@ -2,14 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from echelon.cli.help import CONFIGURATION
-from echelon.cli.remote import Elsewhere, Given, route
+from echelon.cli.routing import Elsewhere, route
 from echelon.errors import UsageError
 
+R = TypeVar("R")
 ClusterName = Annotated[
     str,
     typer.Option(
@@ -37,14 +38,14 @@ _LOCAL = ("cluster", "host", "runs_dir", "run", "sweep")
 
 def on_host(
     elsewhere: Elsewhere | None = None,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Give a command `--cluster` and `--host`; if its run is on another host, execute it there.
 
     Args:
         elsewhere: executes it there; by default, with the same command line.
     """
 
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+    def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())
         keyword = inspect.Parameter.KEYWORD_ONLY
         added = [
@@ -59,14 +60,11 @@ def on_host(
             for name, value in (("cluster", cluster), ("host", host)):
                 if not value and _is_named(context, name):
                     raise empty_option(name)
-            given = Given(
-                values=values,
-                line=[context.info_name or "", *render_line(context)],
-                cluster=cluster,
-                host=host,
-                here=_is_named(context, "runs_dir"),
+            line = [context.info_name or "", *render_line(context)]
+            here = _is_named(context, "runs_dir")
+            raise typer.Exit(
+                route(command, elsewhere, values, line, cluster=cluster, host=host, here=here)
             )
-            raise typer.Exit(route(command, elsewhere, given))
 
         return with_parameters(run, command, parameters)
 
@@ -74,8 +72,8 @@ def on_host(
 
 
 def with_parameters(
-    run: Callable[..., None], command: Callable[..., None], parameters: Sequence[inspect.Parameter]
-) -> Callable[..., None]:
+    run: Callable[..., R], command: Callable[..., object], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., R]:
     """Give `run` the name and help of a command, and the parameters that typer reads."""
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -1,10 +1,12 @@
 """The commands that users repeat most: list and show runs, stop and cancel them.
 
-Their options are in `cli/runs.py`, because the library for options takes longer to load than these
-commands run.
+Their options are in `cli/quick.py`, because the library for command lines takes longer to load than
+these commands run.
 """
 
 import contextlib
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.client.manage.clusters import Places, cluster_of
+from echelon.client.remote.register import is_inside, read_register
 from echelon.core.jobs import RUNNING, parse_states, short_id
 from echelon.core.units import render_age, render_time
-from echelon.errors import NotFoundError, UnavailableError
+from echelon.errors import EchelonError, NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, find_durations, is_of_use
 from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run, list_runs, list_sweeps
@@ -24,7 +27,14 @@ from echelon.run.request import summarise
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
+    from echelon.clusters.ssh.site import Site
 
+ANSWER_S = 30.0
+"""Seconds that `ps` waits for the answers of hosts."""
+_LOGIN_S = 120.0
+"""Seconds that `ps` waits if ssh can ask the user for a password."""
+NEEDED = frozenset({"run", "state", "job", "nodes", "submitted"})
+"""What `ps` has to print about a run."""
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 """States of jobs that are not known."""
 
@@ -32,9 +42,13 @@ FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 def ps(
     *, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool
 ) -> None:
-    """List runs."""
-    from echelon.cli.remote import list_elsewhere  # noqa: PLC0415
+    """List runs, their state and command, also those on other hosts.
 
+    A sweep is one line; echelon sweep table lists its tasks. Several states can be given, separated
+    by commas. Of each host, -n lists the N newest runs.
+
+    Example: echelon ps --state running -n 10
+    """
     wanted = parse_states(state)
     found = [*_list_runs(runs_dir, wanted, last), *_list_sweeps(runs_dir, wanted)]
     if last is not None:
@@ -114,6 +128,48 @@ def _list_runs(
     return rows[::-1]
 
 
+def list_elsewhere(options: Sequence[str] = ()) -> list[tuple["Site", list[dict[str, Any]]]]:
+    """Return the runs on the hosts that this project was submitted to.
+
+    All hosts are asked at the same time, with these options of `ps`. A note names each host that
+    does not answer.
+    """
+    here = Path.cwd()
+    known = [one for one in read_register(os.environ) if is_inside(here, one.project)]
+    if not known:
+        return []
+    from echelon.client.remote.remote_calls import ask_any, unexpected  # noqa: PLC0415  loads ssh
+
+    sites = {(one.site.host, one.site.workdir): one.site for one in known}
+    answers: dict[Site, list[dict[str, Any]] | str] = {}
+
+    def inquire(site: "Site") -> None:
+        try:
+            rows = ask_any(site, ["ps", "--json", *options])
+            whole = isinstance(rows, list) and all(
+                isinstance(row, dict) and row.keys() >= NEEDED for row in rows
+            )
+            answers[site] = rows if whole else unexpected(site, "ps", rows).message
+        except EchelonError as error:
+            answers[site] = error.message
+
+    asking = [threading.Thread(target=inquire, args=[site], daemon=True) for site in sites.values()]
+    patience_s = _LOGIN_S if console.can_ask() else ANSWER_S
+    until_s = time.monotonic() + patience_s
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join(max(0.0, until_s - time.monotonic()))
+    found = []
+    for site in sites.values():
+        answer = answers.get(site, f"no answer within {patience_s:.0f} s")
+        if isinstance(answer, str):
+            console.note(f"{site.host}: the runs there are unknown: {answer}")
+        else:
+            found.append((site, answer))
+    return found
+
+
 def _total(took_s: Sequence[float]) -> float | None:
     """Return the duration of all attempts; None if there are none."""
     return round(sum(took_s), 3) if took_s else None
@@ -155,7 +211,10 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
 
 
 def status(*, run: str, runs_dir: Path, as_json: bool) -> None:
-    """Show a run's state."""
+    """Show a run's state, nodes, exit code and files.
+
+    Example: echelon status last
+    """
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import MOST_NODES, RunReader  # noqa: PLC0415
     from echelon.run.request import known_code  # noqa: PLC0415
@@ -220,7 +279,13 @@ def logs(
     since: str = "",
     raw: bool = False,
 ) -> int:
-    """Print a run's output."""
+    """Print a run's output, with the rank of each line.
+
+    Colors are kept, other control characters are escaped, and of a progress bar only the last state
+    is shown. Of a traceback that several ranks print, all but the first are shortened to one line.
+
+    Example: echelon logs -f --rank 3 --since 10m last
+    """
     from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
@@ -238,13 +303,19 @@ def logs(
 
 
 def stop(*, run: str, runs_dir: Path, address: str = "") -> None:
-    """Ask a run to stop."""
+    """Ask a run to stop; ranks that use the library save first.
+
+    Example: echelon stop last
+    """
     if found := _end(runs_dir, run, address, now=False):
         console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
 
 
 def cancel(*, run: str, runs_dir: Path, address: str = "") -> None:
-    """End a run."""
+    """End a run immediately.
+
+    Example: echelon cancel last
+    """
     if found := _end(runs_dir, run, address, now=True):
         console.note(f"cancelled {found.run_id}")
 
@@ -304,7 +375,10 @@ def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Clu
 
 
 def why(*, run: str, runs_dir: Path, as_json: bool) -> None:
-    """Explain why a run failed."""
+    """Explain why a run failed: first failed rank, node and error.
+
+    Example: echelon why last
+    """
     from echelon.client.manage.run_status import find_verdict  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
 

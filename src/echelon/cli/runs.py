@@ -1,16 +1,17 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
+import inspect
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from echelon.cli import console, run_commands
+from echelon.cli import console, quick, run_commands
 from echelon.cli.announcement import announce_run
 from echelon.cli.help import LOOK, START
-from echelon.cli.host_options import on_host
+from echelon.cli.host_options import on_host, with_parameters
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
-from echelon.cli.remote import logs_there, resume_there, submit_there
+from echelon.cli.remote import resume_there, submit_there
 from echelon.cli.run_options import (
     Address,
     AsJson,
@@ -120,105 +121,6 @@ def run(
     raise typer.Exit(follow_to_the_end(started.run, started.cluster))
 
 
-@app.command(rich_help_panel=LOOK)
-@on_host()
-def ps(
-    *,
-    runs_dir: RunsDir = RUNS,
-    state: Annotated[
-        list[str],
-        typer.Option(metavar="STATE", help="List only runs in this state, such as running or PD."),
-    ] = [],  # noqa: B006  typer copies it
-    last: Annotated[
-        int | None,
-        typer.Option("-n", "--last", metavar="N", min=0, help="List only the N newest runs."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List runs, their state and command, also those on other hosts.
-
-    A sweep is one line; echelon sweep table lists its tasks. Several states can be given, separated
-    by commas. Of each host, -n lists the N newest runs.
-
-    Example: echelon ps --state running -n 10
-    """
-    run_commands.ps(runs_dir=runs_dir, state=state, last=last, as_json=as_json)
-
-
-@app.command(rich_help_panel=LOOK)
-@on_host()
-def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show a run's state, nodes, exit code and files.
-
-    Example: echelon status last
-    """
-    run_commands.status(run=run, runs_dir=runs_dir, as_json=as_json)
-
-
-@app.command(rich_help_panel=LOOK)
-@on_host(logs_there)
-def logs(
-    run: Run = "last",
-    *,
-    runs_dir: RunsDir = RUNS,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")
-    ] = False,
-    rank: Annotated[
-        list[str],
-        typer.Option(metavar="RANKS", help="Print only lines of these ranks, such as 3 or 0,4-7."),
-    ] = [],  # noqa: B006  typer copies it
-    tail: Annotated[
-        int | None,
-        typer.Option("-n", "--tail", metavar="N", min=0, help="Print only the last N lines."),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Print only lines since then: 10m ago, or at 2026-01-31T17:00.",
-            show_default=False,
-        ),
-    ] = "",
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Print lines unchanged, with control characters not escaped."),
-    ] = False,
-) -> None:
-    """Print a run's output, with the rank of each line.
-
-    Colors are kept, other control characters are escaped, and of a progress bar only the last state
-    is shown. Of a traceback that several ranks print, all but the first are shortened to one line.
-
-    Example: echelon logs -f --rank 3 --since 10m last
-    """
-    raise typer.Exit(
-        run_commands.logs(
-            run=run, runs_dir=runs_dir, follow=follow, rank=rank, tail=tail, since=since, raw=raw
-        )
-    )
-
-
-@app.command(rich_help_panel=START)
-@on_host()
-def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
-    """Ask a run to stop; ranks that use the library save first.
-
-    Example: echelon stop last
-    """
-    run_commands.stop(run=run, runs_dir=runs_dir, address=address)
-
-
-@app.command(rich_help_panel=START)
-@on_host()
-def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
-    """End a run immediately.
-
-    Example: echelon cancel last
-    """
-    run_commands.cancel(run=run, runs_dir=runs_dir, address=address)
-
-
 @app.command(rich_help_panel=START)
 @on_host(resume_there)
 def resume(
@@ -275,16 +177,43 @@ def resume(
         raise typer.Exit(follow_run(found, cluster, show=follow, resubmit=True))
 
 
-@app.command(rich_help_panel=LOOK)
-@on_host()
-def why(
-    run: Run = "last",
-    *,
-    runs_dir: RunsDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Explain why a run failed: first failed rank, node and error.
+# --- commands that also run without this library ----------------------------------------------
 
-    Example: echelon why last
-    """
-    run_commands.why(run=run, runs_dir=runs_dir, as_json=as_json)
+
+def _add_quick(name: str, table: quick.Options) -> None:
+    """Add a command of `quick.COMMANDS`, with the options in that table."""
+
+    def execute(**values: Any) -> int | None:
+        code: int | None = getattr(run_commands, name)(**values)
+        return code
+
+    place: dict[str, tuple[Any, Any]] = {"runs_dir": (RunsDir, RUNS)}
+    if table.run is not None:
+        place = {"run": (Run, table.run or inspect.Parameter.empty), **place}
+    own = {
+        one.parameter: (
+            Annotated[
+                list[str] if one.kind is list else one.kind | None,
+                typer.Option(
+                    *one.words,
+                    metavar=one.metavar or None,
+                    help=one.help,
+                    show_default=False,
+                    min=0 if one.kind is int else None,
+                ),
+            ],
+            one.unset,
+        )
+        for one in table.options
+    }
+    parameters = [
+        inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=unset)
+        for one, (kind, unset) in (place | own).items()
+    ]
+    command = with_parameters(execute, getattr(run_commands, name), parameters)
+    section = START if name in ("stop", "cancel") else LOOK
+    app.command(name, rich_help_panel=section)(on_host()(command))
+
+
+for _name, _options in quick.COMMANDS.items():
+    _add_quick(_name, _options)
