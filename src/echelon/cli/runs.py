@@ -8,6 +8,7 @@ import typer
 
 from echelon.cli import console, quick, run_commands
 from echelon.cli.announcement import announce_run
+from echelon.cli.following import follow_run, follow_to_the_end
 from echelon.cli.help import LOOK, START
 from echelon.cli.host_options import on_host, with_parameters
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
@@ -24,9 +25,19 @@ from echelon.cli.run_options import (
     Wait,
     goes_to_host,
 )
+from echelon.cli.tasks import submit_tasks
 from echelon.client.manage.clusters import Places
+from echelon.client.manage.relocation import settle_run
+from echelon.client.manage.run_status import current_job
+from echelon.client.submit import pipeline
+from echelon.client.submit.pipeline import remember
+from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.target import Target, choose_cluster
+from echelon.client.submit.trust import read_script
+from echelon.clusters.local import describe_nodes
+from echelon.clusters.slurm.styles import render_script
 from echelon.core.jobs import LOCAL, describe_job
+from echelon.core.slurm import scrub
 from echelon.errors import ConflictError, UsageError
 from echelon.run.directory import RUNS
 from echelon.spec.merging import Merged
@@ -54,10 +65,6 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.cli.following import follow_run  # noqa: PLC0415
-    from echelon.client.submit import pipeline  # noqa: PLC0415
-    from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
-
     wanted = pipeline.Request(
         merged=request,
         target=Target(on=on, runs=runs_dir, address=address),
@@ -74,8 +81,6 @@ def submit(
         return
     prepared = pipeline.prepare(checked)
     if prepared.table:
-        from echelon.cli.tasks import submit_tasks  # noqa: PLC0415
-
         raise typer.Exit(submit_tasks(prepared, wait=wait, as_json=as_json))
     started = pipeline.submit(prepared)
     announce_run(started.run.run_id, started.job_id, started.run.path, as_json=as_json)
@@ -96,11 +101,6 @@ def run(
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
-    from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
-    from echelon.client.submit import pipeline  # noqa: PLC0415
-    from echelon.clusters.local import describe_nodes  # noqa: PLC0415
-    from echelon.core.slurm import scrub  # noqa: PLC0415
-
     if request.host and on == "slurm":
         raise UsageError(
             f"a run on {request.host} cannot belong to this command",
@@ -140,13 +140,6 @@ def resume(
 
     Example: echelon resume last --follow
     """
-    from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
-    from echelon.client.manage.relocation import settle_run  # noqa: PLC0415
-    from echelon.client.manage.run_status import current_job  # noqa: PLC0415
-    from echelon.client.submit.pipeline import remember  # noqa: PLC0415
-    from echelon.client.submit.queueing import queue_attempt  # noqa: PLC0415
-    from echelon.client.submit.trust import read_script  # noqa: PLC0415
-
     found, cluster = run_commands.find_with_job(runs_dir, run, address)
     # With a new address, the run may still be active at the old one.
     job = Places().job(found) if address else current_job(found, cluster)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,10 +17,17 @@ from echelon.cli.run_options import AsJson
 from echelon.core.shell import LocalShell
 from echelon.core.units import format_memory, parse_memory
 from echelon.errors import EchelonError
+from echelon.sandbox.cluster import Sandbox
+from echelon.sandbox.config import SandboxConfig
 from echelon.sandbox.layout import DEFAULT_NAME
-
-if TYPE_CHECKING:
-    from echelon.sandbox.cluster import Sandbox
+from echelon.sandbox.lifecycle import (
+    changing,
+    list_sandboxes,
+    open_sandbox,
+    start_sandbox,
+    stop_sandbox,
+)
+from echelon.sandbox.ssh import host_alias
 
 app = typer.Typer(
     name="sandbox",
@@ -31,8 +38,6 @@ app = typer.Typer(
 
 
 def _complete_name(incomplete: str) -> list[str]:
-    from echelon.sandbox.lifecycle import list_sandboxes  # noqa: PLC0415
-
     return offer(list_sandboxes(os.environ, os.geteuid()))(incomplete)
 
 
@@ -54,16 +59,12 @@ Node = Annotated[
 
 
 @contextmanager
-def _changing(name: str) -> "Iterator[Sandbox]":
-    from echelon.sandbox.lifecycle import changing  # noqa: PLC0415
-
+def _changing(name: str) -> Iterator[Sandbox]:
     with changing(_open(name), os.geteuid()) as sandbox:
         yield sandbox
 
 
-def _open(name: str) -> "Sandbox":
-    from echelon.sandbox.lifecycle import open_sandbox  # noqa: PLC0415
-
+def _open(name: str) -> Sandbox:
     return open_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
 
 
@@ -91,10 +92,6 @@ def up(
 
     Example: echelon sandbox up --nodes 2 --gpus 8 --gpu-type h100
     """
-    from echelon.sandbox.config import SandboxConfig  # noqa: PLC0415
-    from echelon.sandbox.lifecycle import start_sandbox  # noqa: PLC0415
-    from echelon.sandbox.ssh import host_alias  # noqa: PLC0415
-
     began = time.monotonic()
     wanted = SandboxConfig(
         name=name,
@@ -138,8 +135,6 @@ def down(*, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox down
     """
-    from echelon.sandbox.lifecycle import stop_sandbox  # noqa: PLC0415
-
     stop_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
     console.note(f"sandbox '{name}' stopped and removed")
 
