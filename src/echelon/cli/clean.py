@@ -9,9 +9,8 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
-from echelon.cli.run_options import AsJson, RunsDir
+from echelon.cli.run_options import AsJson, RunsDir, on_host
 from echelon.client.manage.cleaning import Holding, choose, find_use, measure, remove, show_age
 from echelon.client.manage.clusters import Places
 from echelon.core.units import counted, format_bytes, parse_duration

@@ -14,11 +14,9 @@ from echelon.cli.announcement import announce_run
 from echelon.cli.completion import complete_run
 from echelon.cli.following import follow_run, follow_to_the_end
 from echelon.cli.help import LOOK, START, SectionedCommand
-from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
-from echelon.cli.remote import execute, rerun_there
-from echelon.cli.routing import There
-from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait
+from echelon.cli.remote import There, execute, rerun_there
+from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait, on_host
 from echelon.client.code.code_diff import (
     Side,
     compare,

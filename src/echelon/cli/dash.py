@@ -17,9 +17,8 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
-from echelon.cli.routing import There
-from echelon.cli.run_options import RunsDir
+from echelon.cli.remote import There
+from echelon.cli.run_options import RunsDir, on_host
 from echelon.client.remote.remote_calls import keep_trying, open_host, start
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError

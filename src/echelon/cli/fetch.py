@@ -7,8 +7,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import ClusterName, HostName
-from echelon.cli.run_options import Run
+from echelon.cli.run_options import ClusterName, HostName, Run
 from echelon.client.manage.locate import locate
 from echelon.client.remote.host_files import bring_files
 from echelon.client.remote.remote_calls import Progress

@@ -15,8 +15,7 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
-from echelon.cli.host_options import empty_option, with_parameters
-from echelon.cli.run_options import AsJson
+from echelon.cli.run_options import AsJson, empty_option, with_parameters
 from echelon.client.submit.requests import read_request
 from echelon.errors import UsageError
 from echelon.spec import readers
@@ -198,7 +197,7 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
-    from echelon.client.submit.script_checks import refuse_job_script  # noqa: PLC0415
+    from echelon.client.submit.checks import refuse_job_script  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if not request.spec.script:

@@ -1,14 +1,13 @@
 """Commands about runs on another host, executed there by ssh."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.cli.announcement import announce_run, announce_sweep
-from echelon.cli.routing import There
 from echelon.client.remote.remote_calls import (
     ask,
     follow_there,
@@ -21,11 +20,38 @@ from echelon.client.submit.run_names import name_run
 from echelon.clusters.ssh.call import LOST, Call
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
+from echelon.core.frozen import frozen
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
     from echelon.client.submit.pipeline import Request
+
+
+@frozen
+class There:
+    """A command whose run is on another host."""
+
+    site: Site
+    run: str
+    """The run's name there."""
+    values: Mapping[str, Any]
+    """The command's parameters, without those that name a host."""
+    line: Sequence[str]
+    """The command, its options and its arguments, without the run and its host."""
+    command: Callable[..., object]
+    """Executes it on this machine."""
+
+    def words(self, *without: str) -> list[str]:
+        """Return the command line for the host, without some flags."""
+        head, tail = list(self.line), list[str]()
+        if "--" in head:
+            at = head.index("--")
+            head, tail = head[:at], head[at + 1 :]
+        head = [word for word in head if word not in without]
+        named = [self.run] if self.run else []
+        return [*head, "--", *named, *tail]
+
 
 # --- execute a command there ------------------------------------------------------------------
 

@@ -8,10 +8,8 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
-from echelon.cli.remote import execute, on_fetched_files
-from echelon.cli.routing import There
-from echelon.cli.run_options import AsJson, Run, RunsDir
+from echelon.cli.remote import There, execute, on_fetched_files
+from echelon.cli.run_options import AsJson, Run, RunsDir, on_host
 from echelon.client.manage.clusters import Places
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError

@@ -4,39 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from echelon.client.manage.locate import find_site, locate
-from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
-    from echelon.clusters.ssh.site import Site
+    from echelon.cli.remote import There
 
 Elsewhere = Callable[["There"], int]
 """Executes a command whose run is on another host, and returns the exit code."""
-
-
-@frozen
-class There:
-    """A command whose run is on another host."""
-
-    site: "Site"
-    run: str
-    """The run's name there."""
-    values: Mapping[str, Any]
-    """The command's parameters, without those that name a host."""
-    line: Sequence[str]
-    """The command, its options and its arguments, without the run and its host."""
-    command: Callable[..., object]
-    """Executes it on this machine."""
-
-    def words(self, *without: str) -> list[str]:
-        """Return the command line for the host, without some flags."""
-        head, tail = list(self.line), list[str]()
-        if "--" in head:
-            at = head.index("--")
-            head, tail = head[:at], head[at + 1 :]
-        head = [word for word in head if word not in without]
-        named = [self.run] if self.run else []
-        return [*head, "--", *named, *tail]
 
 
 def route(
@@ -73,7 +47,7 @@ def route(
         site, name = locate(name, values["runs_dir"], cluster, host, sweep=sweep)
     if site is None:
         return command(**values) or 0
-    from echelon.cli.remote import execute  # noqa: PLC0415  it loads ssh
+    from echelon.cli.remote import There, execute  # noqa: PLC0415  it loads ssh
 
     line = ["sweep", *line] if sweep else line
     there = There(site=site, run=name, values=values, line=line, command=command)

@@ -10,7 +10,6 @@ from echelon.cli import console, quick, run_commands
 from echelon.cli.announcement import announce_run
 from echelon.cli.following import follow_run, follow_to_the_end
 from echelon.cli.help import LOOK, START
-from echelon.cli.host_options import on_host, with_parameters
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
 from echelon.cli.remote import resume_there, submit_there
 from echelon.cli.run_options import (
@@ -24,6 +23,8 @@ from echelon.cli.run_options import (
     Trust,
     Wait,
     goes_to_host,
+    on_host,
+    with_parameters,
 )
 from echelon.cli.tasks import submit_tasks
 from echelon.client.manage.clusters import Places
@@ -31,9 +32,9 @@ from echelon.client.manage.relocation import settle_run
 from echelon.client.manage.run_status import current_job
 from echelon.client.submit import pipeline
 from echelon.client.submit.pipeline import remember
-from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.target import Target, choose_cluster
 from echelon.client.submit.trust import read_script
+from echelon.clusters.base import queue_attempt
 from echelon.clusters.local import describe_nodes
 from echelon.clusters.slurm.styles import render_script
 from echelon.core.jobs import LOCAL, describe_job

@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from echelon.cli import main, remote, run_commands
-from echelon.cli.host_options import render_line
-from echelon.cli.routing import There
+from echelon.cli.remote import There
+from echelon.cli.run_options import render_line
 from echelon.client.remote import remote_calls as hosts
 from echelon.client.remote.host_files import claim_folder
 from echelon.client.remote.register import read_register, record_run

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from echelon.client.code.code_listing import find_mirror
+from echelon.client.submit.checks import mention_directives
 from echelon.client.submit.config_file import PROJECT, read_own, read_project, take_table
 from echelon.client.submit.job_script import mention_unused, read_job_script, take_program
-from echelon.client.submit.script_checks import mention_directives
 from echelon.core.notes import note
 from echelon.errors import UsageError
 from echelon.spec.job_spec import KEYS

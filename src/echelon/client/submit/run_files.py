@@ -1,18 +1,25 @@
 """Writes the files of a new run: its request, its script and the launcher."""
 
 import hashlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.client.submit.checks import name_python
 from echelon.client.submit.launcher import ship_launcher
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, write_atomic
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError
 from echelon.launch.protocol.program import find_program
+from echelon.launch.stage.manifest import SYSTEM, describe_folder
 from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import Environment, render_spec
 from echelon.run.sweep import SweepDir, Table, write_table
 from echelon.spec.job_spec import JobSpec
+
+_LOOK = "import sys; print(sys.prefix)"
 
 
 def write_files(
@@ -66,3 +73,27 @@ def freeze_request(run: RunDir, spec: JobSpec, folder: Path, *, has_copy: bool) 
     if spec.style == "echelon":
         return frozen
     return replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})  # srun labels each task's lines
+
+
+def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment | None:
+    """Return the environment to stage; None if only the nodes can determine it.
+
+    With its digest, nodes that have a copy of the environment do not read storage.
+
+    Args:
+        spec: the request.
+        folder: the job's directory.
+        shell: runs another Python.
+    """
+    if not spec.stage or spec.image or spec.conda or spec.modules or spec.prologue:
+        return None
+    python = name_python(spec, folder)
+    try:
+        prefix = sys.prefix
+        if python != sys.executable:
+            prefix = shell.run([python, "-c", _LOOK], timeout_s=60).check().stdout.strip()
+        if prefix in SYSTEM:
+            return None
+        return Environment(prefix=prefix, digest=describe_folder(Path(prefix)).digest)
+    except (EchelonError, OSError):
+        return None
