@@ -16,20 +16,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.client.code.mirror_record import (
-    FOLDER,
-    Found,
-    MirrorRecord,
-    examine_path,
-    find_record,
-    write_record,
-)
 from echelon.client.code.project import (
     OWN_FOLDER,
     Project,
     ProjectFile,
     check_project,
     parse_project,
+)
+from echelon.client.code.workdir_record import (
+    FOLDER,
+    Found,
+    WorkdirRecord,
+    examine_path,
+    find_record,
+    write_record,
 )
 from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import make_private
@@ -185,7 +185,7 @@ class Workdir:
         with stream.reporting(), naming_folder(self.root):
             project = parse_project(stream.receive())
             check_project(project)
-            record = find_record(self.root) or MirrorRecord()
+            record = find_record(self.root) or WorkdirRecord()
             ours = record.ours()
             paths = sorted({*project.files, *project.links, *ours})
             found = {path: examine_path(self._tree, path, record) for path in paths}
@@ -219,7 +219,7 @@ class Workdir:
         )
 
     def _check_unchanged(
-        self, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+        self, changes: Changes, found: Mapping[str, Found], record: WorkdirRecord
     ) -> None:
         """Check that no file changed since it was examined, because sending may take minutes."""
         for path in (*changes.written, *changes.removed):
@@ -273,7 +273,7 @@ class Workdir:
     # --- updating -----------------------------------------------------------------------------
 
     def _update(
-        self, project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+        self, project: Project, changes: Changes, found: Mapping[str, Found], record: WorkdirRecord
     ) -> None:
         """Make the workdir equal to the project, from contents in `.echelon/incoming`.
 
@@ -330,13 +330,13 @@ class Workdir:
 
 
 def _start_record(
-    project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
-) -> MirrorRecord:
+    project: Project, changes: Changes, found: Mapping[str, Found], record: WorkdirRecord
+) -> WorkdirRecord:
     """Return the record of a workdir during an update. Pure."""
     ours = record.ours()
     wanted = project.identities()
     same = wanted.keys() - changes.written
-    return MirrorRecord(
+    return WorkdirRecord(
         project=project,
         before={path: found[path].identity for path in ours if found[path].identity in ours[path]},
         theirs=tuple(sorted(path for path in same if wanted[path] not in ours.get(path, ()))),
@@ -344,8 +344,8 @@ def _start_record(
 
 
 def _finish_record(
-    updating: MirrorRecord, changes: Changes, found: Mapping[str, Found]
-) -> MirrorRecord:
+    updating: WorkdirRecord, changes: Changes, found: Mapping[str, Found]
+) -> WorkdirRecord:
     """Return the record of a workdir after an update. Pure."""
     same = updating.project.files.keys() - changes.written
     stamps = {path: stamp for path in same if (stamp := found[path].stamp)}
