@@ -87,26 +87,22 @@ def goes_to_host(request: Merged, on: str, runs_dir: Path) -> bool:
 
 # --- a run on another host --------------------------------------------------------------------
 
-ClusterName = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        help="Cluster profile whose host has the run.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    ),
-]
-HostName = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        help="Login host that has the run, by ssh.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    ),
-]
+CLUSTER = typer.Option(
+    "--cluster",
+    metavar="NAME",
+    help="Cluster profile to use.",
+    show_default=False,
+    rich_help_panel=CONFIGURATION,
+)
+HOST = typer.Option(
+    "--host",
+    metavar="HOST",
+    help="Login host to use, by ssh.",
+    show_default=False,
+    rich_help_panel=CONFIGURATION,
+)
+ClusterName = Annotated[str, CLUSTER]
+HostName = Annotated[str, HOST]
 
 _LOCAL = ("cluster", "host", "runs_dir", "run", "sweep")
 """Parameters that are left out of the command line for a host."""

@@ -3,8 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -58,10 +57,11 @@ Node = Annotated[
 ]
 
 
-@contextmanager
-def _changing(name: str) -> Iterator[Sandbox]:
+def _change(name: str, node: str, change: Callable[[Sandbox, str], None], done: str) -> None:
+    """Change a node, and print what was done."""
     with changing(_open(name), os.geteuid()) as sandbox:
-        yield sandbox
+        change(sandbox, node)
+        console.note(done.format(node=node, option=sandbox.layout.option))
 
 
 def _open(name: str) -> Sandbox:
@@ -218,10 +218,8 @@ def kill(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox kill node2
     """
-    with _changing(name) as sandbox:
-        sandbox.kill(node)
-        back = f"echelon sandbox restore{sandbox.layout.option} {node}"
-    console.note(f"{node} is off; bring it back with: {back}")
+    done = "{node} is off; bring it back with: echelon sandbox restore{option} {node}"
+    _change(name, node, Sandbox.kill, done)
 
 
 @app.command()
@@ -230,10 +228,8 @@ def cut(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox cut node2
     """
-    with _changing(name) as sandbox:
-        sandbox.cut(node)
-        back = f"echelon sandbox heal{sandbox.layout.option} {node}"
-    console.note(f"{node} is disconnected; reconnect it with: {back}")
+    done = "{node} is disconnected; reconnect it with: echelon sandbox heal{option} {node}"
+    _change(name, node, Sandbox.cut, done)
 
 
 @app.command()
@@ -242,9 +238,7 @@ def heal(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox heal node2
     """
-    with _changing(name) as sandbox:
-        sandbox.heal(node)
-    console.note(f"{node} is connected")
+    _change(name, node, Sandbox.heal, "{node} is connected")
 
 
 @app.command()
@@ -253,6 +247,4 @@ def restore(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox restore node2
     """
-    with _changing(name) as sandbox:
-        sandbox.restore(node)
-    console.note(f"{node} is ready")
+    _change(name, node, Sandbox.restore, "{node} is ready")

@@ -10,6 +10,7 @@ from echelon.client.remote.fetching import Fetched, receive_files
 from echelon.client.remote.remote_calls import exchange, keep_trying
 from echelon.clusters.ssh.call import SEND
 from echelon.clusters.ssh.site import Site
+from echelon.clusters.ssh.stream import Progress
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.errors import ConflictError, NotPermittedError
 from echelon.run.directory import FETCHED
@@ -20,7 +21,7 @@ def bring_files(
     name: str,
     patterns: Sequence[str],
     place: Callable[[str], Path],
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    progress: Progress = lambda _done, _all: None,
     *,
     every_name: bool = False,
 ) -> tuple[Path, Fetched]:

@@ -287,7 +287,7 @@ def follow_there(site: Site, wanted: Mapping[str, Any]) -> Generator[tuple[str, 
             return
 
 
-class Progress:
+class ProgressNotes:
     """Prints the progress of a transfer from time to time."""
 
     def __init__(self) -> None:

@@ -7,7 +7,6 @@ folder, so that a submission reads only the files that changed.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from echelon.client.code.code_entries import examine, read_settled, relocate_link
@@ -21,7 +20,7 @@ from echelon.client.code.project import (
     render_project,
 )
 from echelon.client.code.snapshot import check_size
-from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
+from echelon.clusters.ssh.stream import CHUNK_BYTES, Progress, Stream
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.files import BlockedError, Entry, Stamp
 from echelon.core.frozen import frozen
@@ -30,10 +29,6 @@ from echelon.core.records import find_record, render_json
 from echelon.core.shell import Shell
 from echelon.core.tree import Tree
 from echelon.errors import UsageError
-
-Progress = Callable[[int, int], None]
-"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
-
 
 # --- describing -------------------------------------------------------------------------------
 

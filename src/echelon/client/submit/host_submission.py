@@ -14,7 +14,7 @@ from typing import Any
 
 from echelon.client.code.code_listing import find_root
 from echelon.client.code.project import Project
-from echelon.client.remote.remote_calls import Progress, exchange, make_site, submit_once
+from echelon.client.remote.remote_calls import ProgressNotes, exchange, make_site, submit_once
 from echelon.client.remote.sending import describe_project, send_project
 from echelon.client.submit.checks import check_files, check_script, check_sweep, refuse_job_script
 from echelon.client.submit.parameters import split_array
@@ -213,7 +213,7 @@ def _send(prepared: PreparedForHost) -> dict[str, Any]:
     checked = prepared.checked
     with exchange(checked.site, SUBMIT) as stream:
         stream.send(prepared.header)
-        sent = send_project(prepared.project, checked.root, stream, Progress())
+        sent = send_project(prepared.project, checked.root, stream, ProgressNotes())
         answer = stream.receive()
     for text in (*(f"warning: {one}" for one in sent.warnings), *answer.pop("notes")):
         note(str(text))

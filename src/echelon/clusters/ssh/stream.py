@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -26,6 +26,8 @@ from echelon.errors import (
 )
 
 CHUNK_BYTES = 1 << 20
+Progress = Callable[[int, int], None]
+"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
 MOST_LINE_BYTES = 64 << 20
 """Longest message; the description of 50,000 files is far shorter."""
 _SHOWN = 80
