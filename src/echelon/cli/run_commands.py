@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from echelon.cli import console
 from echelon.client.manage.clusters import Places, cluster_of
 from echelon.client.remote.register import is_inside, read_register
+from echelon.clusters.ssh.site import Site
 from echelon.core.jobs import RUNNING, parse_states, short_id
 from echelon.core.units import render_age, render_time
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
@@ -27,9 +28,8 @@ from echelon.run.request import summarise
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
-    from echelon.clusters.ssh.site import Site
 
-ANSWER_S = 30.0
+_ANSWER_S = 30.0
 """Seconds that `ps` waits for the answers of hosts."""
 _LOGIN_S = 120.0
 """Seconds that `ps` waits if ssh can ask the user for a password."""
@@ -55,7 +55,7 @@ def ps(
         found = sorted(found, key=lambda one: one[0])[max(0, len(found) - last) :]
     rows = [row for _, row in found]
     options = [f"--state={one}" for one in state] + ([f"--last={last}"] if last is not None else [])
-    elsewhere = list_elsewhere(options) if runs_dir == RUNS else []
+    elsewhere = _list_elsewhere(options) if runs_dir == RUNS else []
     if elsewhere:
         rows = [{**row, "host": ""} for row in rows]
         rows += [{**row, "host": site.host} for site, found in elsewhere for row in found]
@@ -128,45 +128,50 @@ def _list_runs(
     return rows[::-1]
 
 
-def list_elsewhere(options: Sequence[str] = ()) -> list[tuple["Site", list[dict[str, Any]]]]:
-    """Return the runs on the hosts that this project was submitted to.
-
-    All hosts are asked at the same time, with these options of `ps`. A note names each host that
-    does not answer.
-    """
+def _list_elsewhere(options: Sequence[str]) -> list[tuple[Site, list[dict[str, Any]]]]:
+    """Return the runs on the hosts that this project was submitted to."""
     here = Path.cwd()
     known = [one for one in read_register(os.environ) if is_inside(here, one.project)]
     if not known:
         return []
-    from echelon.client.remote.remote_calls import ask_any, unexpected  # noqa: PLC0415  loads ssh
+    from echelon.client.remote.remote_calls import ask_any  # noqa: PLC0415  it loads ssh
 
     sites = {(one.site.host, one.site.workdir): one.site for one in known}
-    answers: dict[Site, list[dict[str, Any]] | str] = {}
+    return ask_hosts(
+        list(sites.values()),
+        lambda site: ask_any(site, ["ps", "--json", *options]),
+        _LOGIN_S if console.can_ask() else _ANSWER_S,
+    )
 
-    def inquire(site: "Site") -> None:
+
+def ask_hosts(
+    sites: Sequence[Site], ask: Callable[[Site], Any], patience_s: float
+) -> list[tuple[Site, list[dict[str, Any]]]]:
+    """Ask all hosts for their runs at the same time; a note names each that does not answer."""
+    answers: dict[Site, Any] = {}
+
+    def inquire(site: Site) -> None:
         try:
-            rows = ask_any(site, ["ps", "--json", *options])
-            whole = isinstance(rows, list) and all(
-                isinstance(row, dict) and row.keys() >= NEEDED for row in rows
-            )
-            answers[site] = rows if whole else unexpected(site, "ps", rows).message
+            answers[site] = ask(site)
         except EchelonError as error:
             answers[site] = error.message
 
-    asking = [threading.Thread(target=inquire, args=[site], daemon=True) for site in sites.values()]
-    patience_s = _LOGIN_S if console.can_ask() else ANSWER_S
+    asking = [threading.Thread(target=inquire, args=[site], daemon=True) for site in sites]
     until_s = time.monotonic() + patience_s
     for one in asking:
         one.start()
     for one in asking:
         one.join(max(0.0, until_s - time.monotonic()))
     found = []
-    for site in sites.values():
+    for site in sites:
         answer = answers.get(site, f"no answer within {patience_s:.0f} s")
-        if isinstance(answer, str):
-            console.note(f"{site.host}: the runs there are unknown: {answer}")
-        else:
+        if isinstance(answer, list) and all(
+            isinstance(row, dict) and row.keys() >= NEEDED for row in answer
+        ):
             found.append((site, answer))
+        else:
+            why = answer if isinstance(answer, str) else f"unexpected answer: {str(answer)[:80]!r}"
+            console.note(f"{site.host}: the runs there are unknown: {why}")
     return found
 
 

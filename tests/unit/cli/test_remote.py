@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from echelon.cli import main, remote, run_commands
+from echelon.cli import main, remote
 from echelon.cli.remote import There
+from echelon.cli.run_commands import NEEDED, ask_hosts
 from echelon.cli.run_options import render_line
 from echelon.client.remote import remote_calls as hosts
 from echelon.client.remote.host_files import claim_folder
@@ -275,35 +276,30 @@ def test_options_that_conflict_with_a_host_are_refused(sent, capsys, words, mess
     assert not sent
 
 
-def test_ps_asks_all_hosts_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
+def test_ps_asks_all_hosts_at_the_same_time(capsys):
     other = Site(host="me@other", workdir="~/x")
-    record_run("train-efgh", tmp_path, other, os.environ)
     both = threading.Barrier(2)
-    row = dict.fromkeys(run_commands.NEEDED, "x")
+    row = dict.fromkeys(NEEDED, "x")
 
-    def ask(site, _argv):
+    def ask(site):
         both.wait(timeout=60)  # one after another, it would break
         if site == other:
             raise UnavailableError("cannot connect", hint="x")
         return [row]
 
-    monkeypatch.setattr(hosts, "ask_any", ask)
-    assert run_commands.list_elsewhere() == [(SITE, [row])]
+    assert ask_hosts([SITE, other], ask, 60) == [(SITE, [row])]
     assert "me@other: the runs there are unknown: cannot connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], [{"run": "x"}]])
-def test_ps_notes_a_host_with_an_invalid_answer(sent, monkeypatch, capsys, answer):
-    monkeypatch.setattr(hosts, "ask_any", lambda _site, _argv: answer)
-    assert run_commands.list_elsewhere() == []
-    assert "unexpected answer from me@login" in capsys.readouterr().err
+def test_ps_notes_a_host_with_an_invalid_answer(capsys, answer):
+    assert ask_hosts([SITE], lambda _site: answer, 60) == []
+    assert "me@login: the runs there are unknown: unexpected answer" in capsys.readouterr().err
 
 
-def test_ps_does_not_wait_for_a_host_that_does_not_answer(sent, monkeypatch, capsys):
+def test_ps_does_not_wait_for_a_host_that_does_not_answer(capsys):
     never = threading.Event()
-    monkeypatch.setattr(run_commands, "ANSWER_S", 0.1)
-    monkeypatch.setattr(hosts, "ask_any", lambda _site, _argv: never.wait())
-    assert run_commands.list_elsewhere() == []
+    assert ask_hosts([SITE], lambda _site: never.wait(), 0.1) == []
     assert "no answer within" in capsys.readouterr().err
     never.set()
 
