@@ -16,7 +16,6 @@ from echelon.client.remote.remote_calls import (
     start,
     submit_once,
 )
-from echelon.client.submit.run_names import name_run
 from echelon.clusters.ssh.call import LOST, Call
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
@@ -125,6 +124,7 @@ def resume_there(there: There) -> int:
 def rerun_there(there: There) -> int:
     """Submit a run's code and request again."""
     from echelon.client.code.code_listing import find_root  # noqa: PLC0415
+    from echelon.client.submit.run_files import name_run  # noqa: PLC0415
 
     if there.values["snapshot"]:
         raise UsageError(

@@ -9,7 +9,6 @@ import hashlib
 import os
 from pathlib import Path
 
-from echelon.client.code.code_entries import examine, read_settled, relocate_link
 from echelon.client.code.code_listing import IGNORE, find_kind, list_project, read_commit
 from echelon.client.code.project import (
     OWN_FOLDER,
@@ -19,7 +18,7 @@ from echelon.client.code.project import (
     ProjectFile,
     render_project,
 )
-from echelon.client.code.snapshot import check_size
+from echelon.client.code.snapshot import check_size, examine, read_settled, relocate_link
 from echelon.clusters.ssh.stream import CHUNK_BYTES, Progress, Stream
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.files import BlockedError, Entry, Stamp

@@ -19,7 +19,7 @@ from echelon.client.remote.sending import describe_project, send_project
 from echelon.client.submit.checks import check_files, check_script, check_sweep, refuse_job_script
 from echelon.client.submit.parameters import split_array
 from echelon.client.submit.pipeline import Request
-from echelon.client.submit.run_names import new_run_id
+from echelon.client.submit.run_files import new_run_id
 from echelon.clusters.ssh.call import SUBMIT
 from echelon.clusters.ssh.site import Site
 from echelon.core.frozen import frozen

@@ -21,8 +21,7 @@ from echelon.client.submit.checks import (
 )
 from echelon.client.submit.images import settle_image
 from echelon.client.submit.parameters import split_array
-from echelon.client.submit.run_files import find_environment, write_files
-from echelon.client.submit.run_names import new_run_id
+from echelon.client.submit.run_files import find_environment, new_run_id, write_files
 from echelon.client.submit.target import Target, choose_cluster, choose_spec
 from echelon.clusters.base import Cluster, queue_attempt
 from echelon.clusters.local import LocalCluster, fit_allocation

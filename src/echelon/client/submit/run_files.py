@@ -1,6 +1,8 @@
-"""Writes the files of a new run: its request, its script and the launcher."""
+"""Names a new run, and writes its files: its request, its script and the launcher."""
 
 import hashlib
+import re
+import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from echelon.run.request import Environment, render_spec
 from echelon.run.sweep import SweepDir, Table, write_table
 from echelon.spec.job_spec import JobSpec
 
+_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
+"""Letters and digits that are not easily confused."""
 _LOOK = "import sys; print(sys.prefix)"
 
 
@@ -97,3 +101,25 @@ def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment |
         return Environment(prefix=prefix, digest=describe_folder(Path(prefix)).digest)
     except (EchelonError, OSError):
         return None
+
+
+# --- its id -----------------------------------------------------------------------------------
+
+
+def new_run_id(spec: JobSpec) -> str:
+    """Return an id for a run: the job's name and four random letters."""
+    return name_run(_stem(spec))
+
+
+def name_run(stem: str) -> str:
+    """Return an id with a given beginning."""
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+
+
+def may_be_named(name: str, spec: JobSpec) -> bool:
+    """Tell whether a run with this request can have this id."""
+    return re.fullmatch(rf"{re.escape(_stem(spec))}-[{_LETTERS}]{{4}}", name) is not None
+
+
+def _stem(spec: JobSpec) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", spec.job_name).strip("-.")[:40] or "run"
