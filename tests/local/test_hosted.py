@@ -13,7 +13,7 @@ from echelon.cli import main
 from echelon.client.remote.workdir import hold_workdir
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.connection import Connection
-from echelon.clusters.ssh.host import Host, LostConnectionError, Talk, parse_frame
+from echelon.clusters.ssh.host import Host, LostConnectionError, Talk
 from echelon.clusters.ssh.installed import FOLDER
 from echelon.clusters.ssh.site import Site, check_host, default_workdir
 from echelon.core.shell import LocalShell
@@ -52,18 +52,18 @@ def host(tmp_path, monkeypatch):
 def test_echelon_is_brought_once_and_runs_there(host, tmp_path):
     for _ in range(2):
         talk = host.start(Call(argv=("ps",), folder="~"))
-        frames = list(talk.frames())
+        parts = list(talk.output_parts())
         assert talk.finish()[0] == 0
-        assert frames[-1] == ["end", 0]
-        assert frames[0][0] == "err"
-        assert "no runs in" in frames[0][1]
+        assert parts[-1] == ("end", 0)
+        assert parts[0][0] == "err"
+        assert "no runs in" in parts[0][1]
     assert len(list((tmp_path / "home" / FOLDER).iterdir())) == 1
 
 
 def test_what_a_profile_prints_is_not_taken_for_the_answer(host, tmp_path):
     (tmp_path / "home" / ".profile").write_text("echo Welcome; echo Error >&2; printf unfinished\n")
     talk = host.start(Call(argv=("--version",), folder="~"))
-    said = "".join(text for kind, text in talk.frames() if kind == "out")
+    said = "".join(text for kind, text in talk.output_parts() if kind == "out")
     assert said.startswith("echelon ")
     talk.finish()
 
@@ -75,7 +75,7 @@ def test_the_environment_is_that_of_a_login(host, tmp_path):
     (bin_ / "sinfo").write_text("#!/bin/sh\necho 'no cluster here' >&2; exit 1\n")
     (bin_ / "sinfo").chmod(0o755)
     talk = host.start(Call(argv=("nodes",), folder="~"))
-    said = "".join(str(frame[1]) for frame in talk.frames())
+    said = "".join(str(part[1]) for part in talk.output_parts())
     talk.finish()
     assert "the program 'sinfo' is not" not in said
 
@@ -91,11 +91,11 @@ def test_an_answer_that_breaks_off_is_a_lost_connection(host, tmp_path):
     talk.finish()
     folder = next((tmp_path / "home" / FOLDER).iterdir())
     (folder / "echelon").write_text(
-        "printf '\\036echelon\\n[\"out\", \"half a li'; echo 'Connection closed' >&2; exit 255\n"
+        "printf '\\036echelon\\n{\"out\": \"half a li'; echo 'Connection closed' >&2; exit 255\n"
     )
     talk = host.start(Call(argv=("ps",), folder="~"))
     with pytest.raises(LostConnectionError, match="Connection closed"):
-        list(talk.frames())
+        list(talk.output_parts())
 
 
 def test_a_copy_that_does_not_start_is_named(host, tmp_path):
@@ -109,10 +109,10 @@ def test_a_copy_that_does_not_start_is_named(host, tmp_path):
 
 def test_a_missing_folder_is_an_error_of_its_own(host):
     talk = host.start(Call(argv=("ps",), folder="~/nowhere"))
-    frames = list(talk.frames())
+    parts = list(talk.output_parts())
     talk.finish()
-    assert frames[-1] == ["end", 66]
-    assert "does not exist" in frames[0][1]
+    assert parts[-1] == ("end", 66)
+    assert "does not exist" in parts[0][1]
 
 
 def test_a_call_survives_any_word():
@@ -136,9 +136,9 @@ def test_the_default_folder_is_named_after_the_project():
     assert default_workdir("…") == "~/echelon/project"
 
 
-def test_frames_are_lines_of_json(host):
+def test_output_arrives_whole(host):
     talk = host.start(Call(argv=("config", "--json"), folder="~"))
-    out = "".join(text for kind, text in talk.frames() if kind == "out")
+    out = "".join(text for kind, text in talk.output_parts() if kind == "out")
     talk.finish()
     assert json.loads(out)["world size"]
 
@@ -249,20 +249,19 @@ def test_a_folder_of_another_user_is_refused(project, tmp_path, capsys):
 @pytest.mark.parametrize(
     "line",
     [
-        *("{", "7", "{}", "[]", '["out"]', '["out", 7]', '["end", "x"]', '["end", true]'),
-        *('["end", -1]', '["end", 1e9]', '[["out"], ""]', "[" * 20000),
+        *("{", "7", "{}", "[]", '["out"]', '{"out": 7}', '{"end": "x"}', '{"end": true}'),
+        *('{"end": -1}', '{"end": 1e9}', '{"other": ""}', "[" * 20000),
     ],
 )
 def test_a_damaged_answer_is_one_clear_error(line):
-    assert parse_frame(f"{line}\n".encode()) is None
     program = subprocess.Popen(
         ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     talk = Talk("h", program)
     talk.input.write(f"{line}\n".encode())
     talk.input.flush()
-    with pytest.raises(UnavailableError, match="unexpected data from h"):
-        list(talk.frames())
+    with pytest.raises(UnavailableError, match="unexpected data from h"), talk:
+        list(talk.output_parts())
     assert program.poll() is not None
 
 
@@ -271,7 +270,7 @@ def test_the_host_is_asked_without_a_login_shell_if_it_can_be(host, tmp_path):
     profile.write_text(f"echo login >> {tmp_path}/logins\n")
     for _ in range(3):
         talk = host.start(Call(argv=("ps",), folder="~"))
-        assert list(talk.frames())[-1] == ["end", 0]
+        assert list(talk.output_parts())[-1] == ("end", 0)
         talk.finish()
     # One to find Python, one for the first command.
     assert (tmp_path / "logins").read_text().count("login") == 2

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,18 @@ from echelon.core.units import counted
 from echelon.errors import NotFoundError
 from echelon.run.directory import RUNS
 from echelon.run.listing import find_run
-
-if TYPE_CHECKING:
-    from echelon.train.checkpoints.manifest import Manifest
+from echelon.train.checkpoints import convert as converting
+from echelon.train.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    checkpoint_path,
+    list_steps,
+    read_manifest,
+    step_of,
+)
+from echelon.train.checkpoints.reading import Reader
+from echelon.train.checkpoints.source import DCP_METADATA
 
 app = typer.Typer(
     name="checkpoint",
@@ -53,12 +62,6 @@ def find_checkpoints(place: str, runs: Path, step: int | None) -> list[Path]:
     Raises:
         NotFoundError: there is no such checkpoint.
     """
-    from echelon.train.checkpoints.manifest import (  # noqa: PLC0415
-        checkpoint_path,
-        list_steps,
-        step_of,
-    )
-
     folder = _find_folder(place, runs)
     if step_of(folder) is not None and step in (None, step_of(folder)):
         return [folder]
@@ -84,8 +87,6 @@ def list_checkpoints(
 
     Example: echelon checkpoint ls last
     """
-    from echelon.train.checkpoints.manifest import step_of  # noqa: PLC0415
-
     paths = find_checkpoints(run, runs_dir, None)
     best = find_record(paths[0].parent / "best.json").get("step")
     facts = [{**_describe(path), "best": best == step_of(path)} for path in paths]
@@ -108,14 +109,6 @@ def list_checkpoints(
 
 def _describe(path: Path) -> dict[str, Any]:
     """Return the facts of the manifest; the tensors are not read."""
-    from echelon.train.checkpoints.manifest import (  # noqa: PLC0415
-        MANIFEST,
-        CheckpointError,
-        Manifest,
-        read_manifest,
-        step_of,
-    )
-
     fact: dict[str, Any] = {"step": step_of(path), "saved": "", "bytes": None, "ranks": None}
     fact |= {"metrics": {}, "problem": "", "path": str(path)}
     try:
@@ -149,8 +142,6 @@ def show(
 
     Example: echelon checkpoint show last --step 1200
     """
-    from echelon.train.checkpoints.reading import Reader  # noqa: PLC0415
-
     path = find_checkpoints(run, runs_dir, step)[-1]
     manifest = Reader(path).manifest
     tensors = _list_tensors(manifest)
@@ -174,7 +165,7 @@ def show(
         console.print_table(["value", ""], [[name, str(value)] for name, value in values.items()])
 
 
-def _list_tensors(manifest: "Manifest") -> list[dict[str, Any]]:
+def _list_tensors(manifest: Manifest) -> list[dict[str, Any]]:
     return [
         {
             "name": name.removeprefix("state/"),
@@ -221,9 +212,6 @@ def verify(
 
     Example: echelon checkpoint verify last
     """
-    from echelon.train.checkpoints.manifest import CheckpointError, step_of  # noqa: PLC0415
-    from echelon.train.checkpoints.reading import Reader  # noqa: PLC0415
-
     facts = []
     for path in find_checkpoints(run, runs_dir, step):
         problem, read = "", 0
@@ -292,9 +280,6 @@ def convert(
 
     Example: echelon checkpoint convert last model.safetensors
     """
-    from echelon.train.checkpoints import convert as converting  # noqa: PLC0415
-    from echelon.train.checkpoints.source import DCP_METADATA  # noqa: PLC0415
-
     path = Path(source)
     foreign = path.is_file() or any(
         (path / name).exists()

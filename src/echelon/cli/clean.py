@@ -2,24 +2,21 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from echelon.cli import console
 from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
-from echelon.cli.run_options import AsJson, RunsDir
+from echelon.cli.run_options import AsJson, RunsDir, on_host
+from echelon.client.manage.cleaning import Holding, choose, find_use, measure, remove, show_age
 from echelon.client.manage.clusters import Places
 from echelon.core.units import counted, format_bytes, parse_duration
 from echelon.errors import ConflictError, UsageError
 from echelon.run.directory import RUNS
 from echelon.run.listing import find_run, list_runs
-
-if TYPE_CHECKING:
-    from echelon.client.manage.cleaning import Holding
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -58,8 +55,6 @@ def clean(
 
     Example: echelon clean --keep 5 --older 7d --dry-run
     """
-    from echelon.client.manage.cleaning import choose, measure, remove  # noqa: PLC0415
-
     older_s = parse_duration(older)
     if older_s is None:
         raise UsageError(f"--older {older} is not an age", hint="write 30d, 12h or 0s")
@@ -82,9 +77,7 @@ def clean(
         console.note(f"removed {about}")
 
 
-def _check_named(found: "Sequence[Holding]", *, unfinished: bool) -> None:
-    from echelon.client.manage.cleaning import find_use  # noqa: PLC0415
-
+def _check_named(found: Sequence[Holding], *, unfinished: bool) -> None:
     for one in found:
         if why := find_use(one, unfinished=unfinished):
             raise ConflictError(
@@ -101,9 +94,7 @@ def _is_confirmed(about: str) -> bool:
     return console.ask(f"Remove {about}?", ("yes", "no"), "no") == "yes"
 
 
-def _print(found: "Sequence[Holding]", now_s: float, *, as_json: bool) -> None:
-    from echelon.client.manage.cleaning import show_age  # noqa: PLC0415
-
+def _print(found: Sequence[Holding], now_s: float, *, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "run": one.run.run_id,

@@ -5,22 +5,36 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from echelon.cli import console
 from echelon.cli.announcement import announce_run
 from echelon.cli.completion import complete_run
+from echelon.cli.following import follow_run, follow_to_the_end
 from echelon.cli.help import LOOK, START, SectionedCommand
-from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
 from echelon.cli.remote import There, execute, rerun_there
-from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait
+from echelon.cli.run_options import AsJson, Follow, Run, RunsDir, Trust, Wait, on_host
+from echelon.client.code.code_diff import (
+    Side,
+    compare,
+    read_project,
+    read_project_at,
+    read_run,
+    render_diff,
+)
+from echelon.client.code.code_listing import find_root
 from echelon.client.manage.clusters import cluster_of
+from echelon.client.manage.relocation import own_output
 from echelon.client.remote.host_files import fetched
+from echelon.client.remote.workdir import hold_workdir
+from echelon.client.submit.hosted import find_submitted
+from echelon.client.submit.pipeline import check_again, prepare, submit
 from echelon.client.submit.requests import change_request
 from echelon.client.submit.target import choose_cluster
+from echelon.client.submit.trust import read_script
 from echelon.core.jobs import LOCAL, describe_job
 from echelon.core.shell import LocalShell
 from echelon.run.attempts import attempts
@@ -28,9 +42,6 @@ from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 from echelon.run.request import read_code, read_layer
 from echelon.spec.job_spec import JobSpec
-
-if TYPE_CHECKING:
-    from echelon.client.code.code_diff import Side
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -40,9 +51,6 @@ def diff_there(there: There) -> int:
 
     The comparison with another run is made there, and with the project on this machine.
     """
-    from echelon.client.code.code_diff import read_project_at, read_run  # noqa: PLC0415
-    from echelon.client.code.code_listing import find_root  # noqa: PLC0415
-
     if there.values["other"] != ".":
         return execute(there)
     with fetched(there.site, there.run, ["spec.toml", "code.json", "code"]) as runs:
@@ -73,17 +81,13 @@ def diff(
 
     Example: echelon diff last
     """
-    from echelon.client.code.code_diff import read_project, read_run  # noqa: PLC0415
-
     found = find_run(runs_dir, run)
     now = other == "."
     new = read_project(found, LocalShell()) if now else read_run(find_run(runs_dir, other))
     _print_changes(read_run(found), new, names=names, as_json=as_json)
 
 
-def _print_changes(old: "Side", new: "Side", *, names: bool, as_json: bool) -> None:
-    from echelon.client.code.code_diff import compare, render_diff  # noqa: PLC0415
-
+def _print_changes(old: Side, new: Side, *, names: bool, as_json: bool) -> None:
     changes = compare(old, new)
     if as_json:
         console.print_json([{"path": path, "change": one} for path, one in changes.items()])
@@ -120,12 +124,6 @@ def rerun(
 
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
-    from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
-    from echelon.client.remote.workdir import hold_workdir  # noqa: PLC0415
-    from echelon.client.submit.hosted import find_submitted  # noqa: PLC0415
-    from echelon.client.submit.pipeline import check_again, prepare, submit  # noqa: PLC0415
-    from echelon.client.submit.trust import read_script  # noqa: PLC0415
-
     found = find_run(runs_dir, run)
     read_script(found, os.environ, trust=trust)
     given = {**changes, "args": args or None}
@@ -152,6 +150,4 @@ def rerun(
 
 def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
     """Remove the output file from a request unless the user named it: the new run has its own."""
-    from echelon.client.manage.relocation import own_output  # noqa: PLC0415
-
     return replace(spec, output="") if spec.output == own_output(run) else spec

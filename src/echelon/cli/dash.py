@@ -17,10 +17,9 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_run
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
 from echelon.cli.remote import There
-from echelon.cli.run_options import RunsDir
-from echelon.client.remote.remote_calls import keep_trying, open_host, start, talking
+from echelon.cli.run_options import RunsDir, on_host
+from echelon.client.remote.remote_calls import keep_trying, open_host, start
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError
 from echelon.run.directory import RUNS
@@ -73,8 +72,8 @@ def _show_there(there: There, port: int, *, last: bool) -> int:
     connection = open_host(there.site).connection
     messages: list[str] = []
     try:
-        with talking(start(there.site, ["dash", *words], attached=True)) as talk:
-            for kind, value in talk.frames():
+        with start(there.site, ["dash", *words], attached=True) as talk:
+            for kind, value in talk.output_parts():
                 if kind == "end":
                     if not last and f"cannot listen on port {port}" in "".join(messages):
                         return _TAKEN

@@ -7,11 +7,10 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import ClusterName, HostName
-from echelon.cli.run_options import Run
+from echelon.cli.run_options import ClusterName, HostName, Run
 from echelon.client.manage.locate import locate
 from echelon.client.remote.host_files import bring_files
-from echelon.client.remote.remote_calls import Progress
+from echelon.client.remote.remote_calls import ProgressNotes
 from echelon.core.units import counted, format_bytes
 from echelon.errors import UsageError
 from echelon.run.directory import RUNS
@@ -55,7 +54,9 @@ def fetch(
         )
     # With its request, a folder is known as a run, and not sent back as code of the project.
     wanted = [*patterns, "spec.toml", "job.sbatch"] if patterns else []
-    folder, found = bring_files(site, name, wanted, lambda run_id: to or Path(run_id), Progress())
+    folder, found = bring_files(
+        site, name, wanted, lambda run_id: to or Path(run_id), ProgressNotes()
+    )
     for warning in found.warnings:
         console.note(f"warning: {warning}")
     console.print_result(str(folder))

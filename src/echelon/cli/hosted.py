@@ -1,8 +1,8 @@
 """Executes a command on the login host for a user of another machine.
 
-The answer on stdout begins with a line that marks its start. Then come frames: lines of JSON with
-the command's output, how far a run's output was printed, and the exit code. Commands that transfer
-files use a two-way stream instead.
+The answer on stdout begins with a line that marks its start. Then come messages: the command's
+output, how far a run's output was printed, and the exit code. Commands that transfer files exchange
+messages and data in both directions.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from echelon.clusters.ssh.call import FOLLOW, LOST, MARK, SEND, SUBMIT, Call
 from echelon.clusters.ssh.stream import PatientFile, Stream
@@ -40,22 +40,22 @@ def main(word: str) -> NoReturn:
     os.dup2(2, 1)  # other output must not be mistaken for the answer
     answer.write(MARK)
     answer.flush()
+    stream = Stream(reader, answer, peer="the other machine")
     if not call.framed:
         source.patience_s = call.patience_s  # other commands may wait for a lock of this one
-        sys.exit(_serve(call, reader, answer))
+        sys.exit(_serve(call, stream))
     if call.attached:
         threading.Thread(target=_exit_on_disconnect, daemon=True).start()
-    frames = Frames(answer)
-    sys.stdout = Framed(frames, "out", terminal=call.terminal)
-    sys.stderr = Framed(frames, "err", terminal=call.terminal)
+    sys.stdout = Framed(stream, "out", terminal=call.terminal)
+    sys.stderr = Framed(stream, "err", terminal=call.terminal)
     code = 70
     try:
-        code = _run(call, frames)
+        code = _run(call, stream)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     finally:
-        with contextlib.suppress(OSError):
-            frames.send("end", code)
+        with contextlib.suppress(EchelonError):
+            stream.send({"end": code})
         os._exit(code)  # do not wait for the thread that reads
 
 
@@ -65,7 +65,7 @@ def _exit_on_disconnect() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def _run(call: Call, frames: "Frames | None" = None) -> int:
+def _run(call: Call, stream: Stream | None = None) -> int:
     from echelon.cli import console  # noqa: PLC0415
     from echelon.cli.main import explain, run  # noqa: PLC0415
 
@@ -75,8 +75,8 @@ def _run(call: Call, frames: "Frames | None" = None) -> int:
         if call.argv[0] == "doctor":
             make_private(expand(call.folder))  # the doctor needs no project there
         os.chdir(_find_folder(call.folder))
-        if call.argv[0] == FOLLOW and frames is not None:
-            return _follow(json.loads(call.argv[1]), frames)
+        if call.argv[0] == FOLLOW and stream is not None:
+            return _follow(json.loads(call.argv[1]), stream)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001  every error is reported
@@ -110,33 +110,16 @@ def _find_folder(folder: str) -> Path:
     return path
 
 
-class Frames:
-    """Sends frames to the other side."""
-
-    def __init__(self, answer: IO[bytes]) -> None:
-        self._answer, self._lock = answer, threading.Lock()
-        self.sent = 0
-
-    def send(self, kind: str, value: Any) -> None:
-        """Send a frame.
-
-        Raises:
-            OSError: the connection is closed.
-        """
-        with self._lock:
-            self._answer.write(json.dumps([kind, value]).encode() + b"\n")
-            self._answer.flush()
-            self.sent += 1
-
-
 class Framed(io.TextIOBase):
-    """A text stream that sends its lines in frames."""
+    """A text stream that sends its lines as messages."""
 
     encoding = "utf-8"
 
-    def __init__(self, frames: Frames, kind: str, *, terminal: bool) -> None:
-        self._frames, self._kind, self._terminal = frames, kind, terminal
+    def __init__(self, stream: Stream, kind: str, *, terminal: bool) -> None:
+        self._stream, self._kind, self._terminal = stream, kind, terminal
         self._buffer: list[str] = []
+        self.sent = 0
+        """Number of messages."""
 
     def write(self, text: str) -> int:
         """Buffer text until a line ends."""
@@ -149,7 +132,8 @@ class Framed(io.TextIOBase):
         """Send the buffered text."""
         if text := "".join(self._buffer):
             self._buffer.clear()
-            self._frames.send(self._kind, text)
+            self._stream.send({self._kind: text})
+            self.sent += 1
 
     def isatty(self) -> bool:
         """Tell whether the output is shown in a terminal."""
@@ -159,7 +143,7 @@ class Framed(io.TextIOBase):
         return True
 
 
-def _follow(wanted: dict[str, Any], frames: Frames) -> int:
+def _follow(wanted: dict[str, Any], stream: Stream) -> int:
     from echelon.cli.following import Choice, Position, follow_run  # noqa: PLC0415
     from echelon.client.manage.clusters import cluster_of  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
@@ -168,11 +152,13 @@ def _follow(wanted: dict[str, Any], frames: Frames) -> int:
 
     def tell(position: object) -> None:
         nonlocal reported
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if frames.sent != reported:
-            frames.send("at", position)
-            reported = frames.sent
+        sent = 0
+        for output in (sys.stdout, sys.stderr):
+            output.flush()
+            sent += getattr(output, "sent", 0)
+        if sent != reported:
+            stream.send({"at": position})
+            reported = sent
 
     run = find_run(Path("runs"), wanted["run"])
     return follow_run(
@@ -186,11 +172,10 @@ def _follow(wanted: dict[str, Any], frames: Frames) -> int:
     )
 
 
-def _serve(call: Call, reader: "io.BufferedReader[PatientFile]", answer: IO[bytes]) -> int:
-    """Answer with a two-way stream, which also reports errors."""
+def _serve(call: Call, stream: Stream) -> int:
+    """Answer a request to exchange files, and report errors to the other side."""
     from echelon.cli.main import explain  # noqa: PLC0415
 
-    stream = Stream(reader, answer, peer="the other machine")  # type: ignore[arg-type]
     try:
         with stream.reporting():
             try:

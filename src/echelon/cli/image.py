@@ -2,22 +2,21 @@
 
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from echelon.cli import console
 from echelon.cli.options import takes_keys
 from echelon.cli.run_options import AsJson
+from echelon.client.submit.images import find_image
 from echelon.core.shell import LocalShell
 from echelon.core.units import format_bytes
 from echelon.errors import NotFoundError
+from echelon.launch.container.store import ImageStore, Stored, cache_folder, choose_runtime
 from echelon.spec.merging import Merged
-
-if TYPE_CHECKING:
-    from echelon.launch.container.store import ImageStore, Stored
 
 app = typer.Typer(
     name="image",
@@ -49,11 +48,6 @@ def pull(
 
     Example: echelon image pull nvcr.io/nvidia/pytorch:25.01-py3
     """
-    from dataclasses import replace  # noqa: PLC0415
-
-    from echelon.client.submit.images import find_image  # noqa: PLC0415
-    from echelon.launch.container.store import choose_runtime  # noqa: PLC0415
-
     shell, store = LocalShell(), _open_store(request)
     spec = replace(request.spec, image=image)
     reference = find_image(spec, Path.cwd(), os.environ, shell)
@@ -100,7 +94,7 @@ def rm(*, request: Merged, images: Names) -> None:
         console.print_result(f"removed {one.reference or one.path}")
 
 
-def _choose(store: "ImageStore", name: str) -> "list[Stored]":
+def _choose(store: ImageStore, name: str) -> list[Stored]:
     start = name.removeprefix("sha256:")
     found = [
         one
@@ -115,7 +109,5 @@ def _choose(store: "ImageStore", name: str) -> "list[Stored]":
     return found
 
 
-def _open_store(request: Merged) -> "ImageStore":
-    from echelon.launch.container.store import ImageStore, cache_folder  # noqa: PLC0415
-
+def _open_store(request: Merged) -> ImageStore:
     return ImageStore(cache_folder(request.spec.image_cache, os.environ), LocalShell())

@@ -4,7 +4,7 @@ import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,16 +12,15 @@ from echelon.cli import console
 from echelon.cli.help import PREPARE
 from echelon.client.submit.config_file import PROJECT, PYPROJECT, has_project_table
 from echelon.client.submit.requests import read_text
+from echelon.clusters import proposal
+from echelon.clusters.proposal import Environment, Facts, Machine, looks_like_training
+from echelon.clusters.slurm.survey import Survey, survey_cluster
 from echelon.core.atomic_file import write_atomic
 from echelon.core.ownership import find_intruder
 from echelon.core.proc import count_cpus
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import ConflictError, EchelonError, NotPermittedError
 from echelon.spec.job_spec import KEYS
-
-if TYPE_CHECKING:
-    from echelon.clusters.proposal import Environment, Facts, Machine
-    from echelon.clusters.slurm.survey import Survey
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -52,8 +51,6 @@ def init(
 
     Example: echelon init --yes
     """
-    from echelon.clusters import proposal  # noqa: PLC0415
-
     folder = Path.cwd()
     if not dry_run:
         _check_free(folder, force=force)
@@ -104,10 +101,8 @@ def _check_free(folder: Path, *, force: bool) -> None:
         )
 
 
-def gather_facts(folder: Path, shell: Shell, environ: Mapping[str, str]) -> "Facts":
+def gather_facts(folder: Path, shell: Shell, environ: Mapping[str, str]) -> Facts:
     """Collect facts about the cluster, this machine, the directory and the user's settings."""
-    from echelon.clusters.proposal import Facts  # noqa: PLC0415
-
     own = read_text("", environ)
     return Facts(
         machine=_look_at_machine(shell),
@@ -122,9 +117,7 @@ def gather_facts(folder: Path, shell: Shell, environ: Mapping[str, str]) -> "Fac
     )
 
 
-def _ask_slurm(shell: Shell, environ: Mapping[str, str]) -> "Survey | None":
-    from echelon.clusters.slurm.survey import survey_cluster  # noqa: PLC0415
-
+def _ask_slurm(shell: Shell, environ: Mapping[str, str]) -> Survey | None:
     if shell.which("sinfo") is None:
         console.note("Slurm not found; using this machine's CPUs and GPUs")
         return None
@@ -142,9 +135,7 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _look_at_machine(shell: Shell) -> "Machine":
-    from echelon.clusters.proposal import Machine  # noqa: PLC0415
-
+def _look_at_machine(shell: Shell) -> Machine:
     gpus = 0
     if shell.which("nvidia-smi"):
         try:
@@ -156,8 +147,6 @@ def _look_at_machine(shell: Shell) -> "Machine":
 
 
 def _find_scripts(folder: Path) -> tuple[str, ...]:
-    from echelon.clusters.proposal import looks_like_training  # noqa: PLC0415
-
     found = []
     for path in sorted(folder.glob("*.py")):
         try:
@@ -170,10 +159,8 @@ def _find_scripts(folder: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _find_environment(folder: Path, environ: Mapping[str, str]) -> "Environment | None":
+def _find_environment(folder: Path, environ: Mapping[str, str]) -> Environment | None:
     """Return the active Python environment, or else one in this directory."""
-    from echelon.clusters.proposal import Environment  # noqa: PLC0415
-
     active, conda = environ.get("VIRTUAL_ENV", ""), environ.get("CONDA_DEFAULT_ENV", "")
     if active.isprintable() and Path(active, "bin/activate").is_file():
         near = Path(active).is_relative_to(folder)

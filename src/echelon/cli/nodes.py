@@ -3,17 +3,24 @@
 import os
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from echelon.cli import console
 from echelon.cli.help import CHECK
 from echelon.cli.run_options import AsJson
+from echelon.core.nodes import expand
 from echelon.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from echelon.run.node_record import BadNode
+from echelon.run.node_record import (
+    BadNode,
+    NodeEvent,
+    append_entries,
+    bad_nodes,
+    known_clusters,
+    read_entries,
+    record_path,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -42,8 +49,6 @@ def nodes(
 
     Example: echelon nodes --forgive node[3-4]
     """
-    from echelon.run.node_record import bad_nodes, read_entries, record_path  # noqa: PLC0415
-
     bad = {
         name: bad_nodes(read_entries(record_path(name, os.environ)), now_s=time.time())
         for name in _clusters(cluster)
@@ -69,8 +74,6 @@ def nodes(
 
 def _clusters(wanted: str) -> list[str]:
     """Return the clusters to show: the given one, or all that have a record."""
-    from echelon.run.node_record import known_clusters, record_path  # noqa: PLC0415
-
     known = known_clusters(os.environ)
     if not wanted:
         return known
@@ -87,9 +90,6 @@ def _clusters(wanted: str) -> list[str]:
 
 def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict[str, "BadNode"]]:
     """Record that nodes are allowed again; return their entries from before."""
-    from echelon.core.nodes import expand  # noqa: PLC0415
-    from echelon.run.node_record import NodeEvent, append_entries, record_path  # noqa: PLC0415
-
     left_out = list(dict.fromkeys(node for found in bad.values() for node in found))
     names = left_out if hosts == "all" else expand(hosts)
     if unknown := [name for name in names if name not in left_out]:

@@ -15,8 +15,7 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
-from echelon.cli.host_options import empty_option, with_parameters
-from echelon.cli.run_options import AsJson
+from echelon.cli.run_options import CLUSTER, HOST, AsJson, empty_option, with_parameters
 from echelon.client.submit.requests import read_request
 from echelon.errors import UsageError
 from echelon.spec import readers
@@ -120,18 +119,6 @@ def _parameters() -> list[inspect.Parameter]:
         show_default=False,
         rich_help_panel=CONFIGURATION,
     )
-    cluster = typer.Option(
-        metavar="NAME",
-        help="Cluster profile to use.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    )
-    host = typer.Option(
-        metavar="HOST",
-        help="Login host to use, by ssh.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    )
     setting = typer.Option(
         "--set",
         metavar="KEY=VALUE",
@@ -151,8 +138,8 @@ def _parameters() -> list[inspect.Parameter]:
         _parameter("args", list[str] | None, args),
         *map(_flag, flags),
         _parameter("config", Path | None, config),
-        _parameter("cluster", str | None, cluster),
-        _parameter("host", str | None, host),
+        _parameter("cluster", str | None, CLUSTER),
+        _parameter("host", str | None, HOST),
         _parameter("setting", list[str] | None, setting),
         _parameter("source", Path | None, source),
     ]
@@ -198,7 +185,7 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
-    from echelon.client.submit.script_checks import refuse_job_script  # noqa: PLC0415
+    from echelon.client.submit.checks import refuse_job_script  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if not request.spec.script:

@@ -2,49 +2,93 @@
 
 Loading that library takes nearly as long as the command itself: `ps` needs 0.08 s without it, and
 0.13 s with it. A command for another host would load it on both machines. All other calls, such as
---help or invalid ones, are left to the library.
+--help or invalid ones, are left to the library, which gets the options from the same table
+(`cli/runs.py`).
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.run.directory import RUNS
 
 
-class Options(NamedTuple):
-    """The options and the argument of a command, except `--cluster` and `--host`."""
+class Option(NamedTuple):
+    """An option of a command."""
 
+    words: tuple[str, ...]
+    """Its spellings, the longest at last."""
+    help: str
+    kind: type = bool
+    """The type of its value; `list` if it can be repeated."""
+    metavar: str = ""
+    name: str = ""
+    """The parameter, if it is not named as the option."""
+
+    @property
+    def parameter(self) -> str:
+        return self.name or self.words[-1][2:]
+
+    def read(self, text: str) -> Any:
+        """Return the value in a text; None if it is invalid. Pure."""
+        if self.kind is int:
+            plain = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+            return int(text) if plain else None
+        return True if self.kind is bool else text if text and text[0] != "-" else None
+
+    @property
+    def unset(self) -> Any:
+        """The value if the option is not given."""
+        return {bool: False, str: "", list: []}.get(self.kind)
+
+
+class Options(NamedTuple):
+    """The options and the argument of a command, except `--runs-dir`, `--cluster` and `--host`."""
+
+    options: tuple[Option, ...]
     run: str | None = "last"
     """The default run; empty if the run is required, None if the command takes none."""
-    flags: Mapping[str, str] = {"--json": "as_json"}
-    """Word → parameter."""
-    valued: Mapping[str, tuple[str, type]] = {}
-    """Word → parameter and the type of its value; a list if the option can be repeated."""
 
 
+JSON = Option(("--json",), "Output JSON.", name="as_json")
+ADDRESS = Option(("--address",), "New Ray dashboard URL, for a run on Ray.", str, "URL")
 COMMANDS = {
     "ps": Options(
-        run=None, valued={"--state": ("state", list), "-n": ("last", int), "--last": ("last", int)}
+        (
+            Option(
+                ("--state",), "List only runs in this state, such as running or PD.", list, "STATE"
+            ),
+            Option(("-n", "--last"), "List only the N newest runs.", int, "N"),
+            JSON,
+        ),
+        run=None,
     ),
-    "status": Options(),
-    "why": Options(),
+    "status": Options((JSON,)),
     "logs": Options(
-        flags={"-f": "follow", "--follow": "follow", "--raw": "raw", "--debug": "debug"},
-        valued={
-            "--rank": ("rank", list),
-            "-n": ("tail", int),
-            "--tail": ("tail", int),
-            "--since": ("since", str),
-        },
+        (
+            Option(("-f", "--follow"), "Keep printing until the run ends."),
+            Option(
+                ("--rank",), "Print only lines of these ranks, such as 3 or 0,4-7.", list, "RANKS"
+            ),
+            Option(("-n", "--tail"), "Print only the last N lines.", int, "N"),
+            Option(
+                ("--since",),
+                "Print only lines since then: 10m ago, or at 2026-01-31T17:00.",
+                str,
+                "TIME",
+            ),
+            Option(("--raw",), "Print lines unchanged, with control characters not escaped."),
+            Option(("--debug",), "Print the debug logs of controller and agents instead."),
+        )
     ),
-    "stop": Options(run="", flags={}),
-    "cancel": Options(run="", flags={}),
+    "stop": Options((ADDRESS,), run=""),
+    "cancel": Options((ADDRESS,), run=""),
+    "why": Options((JSON,)),
 }
-_SITE_OPTIONS = {"--cluster": "cluster", "--host": "host"}
+_PLACE = (Option(("--cluster",), "", str), Option(("--host",), "", str))
+"""Options that name the host of a run."""
 _MOST_DIGITS = 9
-_UNSET: Mapping[type, Any] = {int: None, str: "", list: []}
 
 
 class Call(NamedTuple):
@@ -53,66 +97,40 @@ class Call(NamedTuple):
     name: str
     values: dict[str, Any]
     """Its parameters; also `cluster` and `host`."""
-
-    def line(self) -> list[str]:
-        """Return the command and its options, without the run and its host."""
-        options, values = COMMANDS[self.name], self.values
-        words = [
-            f"{word}={value}"
-            for word, (name, kind) in options.valued.items()
-            if word[1] == "-"
-            for value in (values[name] if kind is list else [values[name]])
-            if value not in (None, "")
-        ]
-        words += [word for word, name in options.flags.items() if values[name] and word[1] == "-"]
-        return [self.name, *words]
+    line: list[str]
+    """The command and its options, without the run and its host."""
 
 
 def parse(arguments: Sequence[str]) -> Call | None:
     """Return a call; None if the library has to parse it. Pure."""
-    options = COMMANDS.get(arguments[0]) if arguments else None
-    if options is None:
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    if command is None:
         return None
-    flags = dict.fromkeys(options.flags.values(), False)
-    values: dict[str, Any] = {**flags, **{n: _UNSET[kind] for n, kind in options.valued.values()}}
-    values |= dict.fromkeys(_SITE_OPTIONS.values(), "")
-    runs: list[str] = []
-    words = list(arguments[1:])
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            runs += words
-            break
+    known = {word: one for one in (*command.options, *_PLACE) for word in one.words}
+    values: dict[str, Any] = {one.parameter: one.unset for one in known.values()}
+    line, runs, words = [arguments[0]], list[str](), list(arguments[1:])
+    while words and words[0] != "--":
+        word, equals, text = words.pop(0).partition("=")
         if not word.startswith("-"):
-            runs.append(word)
-        elif word in options.flags:
-            values[options.flags[word]] = True
-        elif named := _take_value(word, words, options, values):
-            values |= named
-        else:
+            runs.append(f"{word}{equals}{text}")
+            continue
+        option = known.get(word)
+        if option is None or (option.kind is bool and equals):
             return None
-    if options.run is None:
-        return None if runs else Call(arguments[0], values)
-    if len(runs) > 1 or not (run := runs[0] if runs else options.run):
-        return None
-    return Call(arguments[0], {**values, "run": run})
-
-
-def _take_value(
-    word: str, words: list[str], options: Options, before: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return an option's parameter and value, which may be the next word; empty if invalid."""
-    name, equals, value = word.partition("=")
-    if not equals and words:
-        value = words.pop(0)
-    if name in _SITE_OPTIONS and value and not value.startswith("-"):
-        return {_SITE_OPTIONS[name]: value}
-    parameter, kind = options.valued.get(name, ("", None))
-    if kind is int and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
-        return {parameter: int(value)}
-    if kind in (str, list) and value and not value.startswith("-"):
-        return {parameter: [*before[parameter], value] if kind is list else value}
-    return {}
+        if option.kind is not bool and not equals:
+            text = words.pop(0) if words else ""
+        value = option.read(text)
+        if value is None:
+            return None
+        before = values[option.parameter]
+        values[option.parameter] = [*before, value] if option.kind is list else value
+        if option not in _PLACE:
+            line.append(option.words[-1] if value is True else f"{option.words[-1]}={value}")
+    runs += words[1:]
+    if command.run is not None:
+        runs = runs or [command.run]
+        values["run"] = runs.pop(0)
+    return None if runs or values.get("run") == "" else Call(arguments[0], values, line)
 
 
 def run_quickly(arguments: Sequence[str]) -> int | None:
@@ -120,11 +138,7 @@ def run_quickly(arguments: Sequence[str]) -> int | None:
     call = parse(arguments)
     if call is None or "_ECHELON_COMPLETE" in os.environ:
         return None
-    from echelon.cli import remote  # noqa: PLC0415
-
-    runs_dir = Path(os.environ.get("ECHELON_RUNS_DIR") or RUNS)
-    values = {**call.values, "runs_dir": runs_dir}
-    cluster, host = values.pop("cluster"), values.pop("host")
+    from echelon.cli.routing import route  # noqa: PLC0415
 
     def command(**values: Any) -> int | None:
         from echelon.cli import run_commands  # noqa: PLC0415  only for runs of this machine
@@ -132,6 +146,7 @@ def run_quickly(arguments: Sequence[str]) -> int | None:
         code: int | None = getattr(run_commands, call.name)(**values)
         return code
 
-    elsewhere = remote.logs_there if call.name == "logs" else None
-    given = remote.Given(values, call.line(), cluster, host, here=False)
-    return remote.route(command, elsewhere, given)
+    runs_dir = Path(os.environ.get("ECHELON_RUNS_DIR") or RUNS)
+    values = {**call.values, "runs_dir": runs_dir}
+    cluster, host = values.pop("cluster"), values.pop("host")
+    return route(command, None, values, call.line, cluster=cluster, host=host)

@@ -2,23 +2,22 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
 from echelon.cli.remote import There, execute, on_fetched_files
-from echelon.cli.run_options import AsJson, Run, RunsDir
+from echelon.cli.run_options import AsJson, Run, RunsDir, on_host
 from echelon.client.manage.clusters import Places
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
+from echelon.monitor.export import is_empty, make_tables, write_csv
+from echelon.monitor.page_report import render_page
+from echelon.monitor.report import Report, make_report, render, to_record
 from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
-
-if TYPE_CHECKING:
-    from echelon.monitor.report import Report
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -43,8 +42,6 @@ def report(
 
     Example: echelon report last
     """
-    from echelon.monitor.report import make_report, render, to_record  # noqa: PLC0415
-
     directory = find_run(runs_dir, run)
     found = make_report(directory)
     _add_outcome(found, directory)
@@ -56,16 +53,14 @@ def report(
         console.print_result(render(found))
 
 
-def _add_outcome(report: "Report", run: RunDir) -> None:
+def _add_outcome(report: Report, run: RunDir) -> None:
     """Add how the last job ended if its controller was killed before it recorded the outcome."""
     attempt = report.state.attempt
     if attempt and not attempt.outcome and (job := Places().job(run)).over:
         attempt.outcome = job.state
 
 
-def _write_page(found: "Report", path: Path) -> None:
-    from echelon.monitor.page_report import render_page  # noqa: PLC0415
-
+def _write_page(found: Report, path: Path) -> None:
     try:
         write_atomic(path, render_page(found, now_s=time.time()))
     except OSError as error:
@@ -97,8 +92,6 @@ def export(
 
     Example: echelon export last --csv figures
     """
-    from echelon.monitor.export import is_empty, make_tables, write_csv  # noqa: PLC0415
-
     if not as_csv:
         raise UsageError("no output format given", hint=f"echelon export {run} --csv")
     found = find_run(runs_dir, run)

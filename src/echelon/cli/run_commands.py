@@ -1,12 +1,14 @@
 """The commands that users repeat most: list and show runs, stop and cancel them.
 
-Their options are in `cli/runs.py`, because the library for options takes longer to load than these
-commands run.
+Their options are in `cli/quick.py`, because the library for command lines takes longer to load than
+these commands run.
 """
 
 import contextlib
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.client.manage.clusters import Places, cluster_of
+from echelon.client.remote.register import is_inside, read_register
+from echelon.clusters.ssh.site import Site
 from echelon.core.jobs import RUNNING, parse_states, short_id
 from echelon.core.units import render_age, render_time
-from echelon.errors import NotFoundError, UnavailableError, UsageError
+from echelon.errors import EchelonError, NotFoundError, UnavailableError, UsageError
 from echelon.run.attempts import Attempt, attempts, find_durations, is_of_use
 from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run, list_runs, list_sweeps
@@ -25,6 +29,12 @@ from echelon.run.request import summarise
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
 
+_ANSWER_S = 30.0
+"""Seconds that `ps` waits for the answers of hosts."""
+_LOGIN_S = 120.0
+"""Seconds that `ps` waits if ssh can ask the user for a password."""
+NEEDED = frozenset({"run", "state", "job", "nodes", "submitted"})
+"""What `ps` has to print about a run."""
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 """States of jobs that are not known."""
 
@@ -32,16 +42,20 @@ FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 def ps(
     *, runs_dir: Path, state: Sequence[str] = (), last: int | None = None, as_json: bool
 ) -> None:
-    """List runs."""
-    from echelon.cli.remote import list_elsewhere  # noqa: PLC0415
+    """List runs, their state and command, also those on other hosts.
 
+    A sweep is one line; echelon sweep table lists its tasks. Several states can be given, separated
+    by commas. Of each host, -n lists the N newest runs.
+
+    Example: echelon ps --state running -n 10
+    """
     wanted = parse_states(state)
     found = [*_list_runs(runs_dir, wanted, last), *_list_sweeps(runs_dir, wanted)]
     if last is not None:
         found = sorted(found, key=lambda one: one[0])[max(0, len(found) - last) :]
     rows = [row for _, row in found]
     options = [f"--state={one}" for one in state] + ([f"--last={last}"] if last is not None else [])
-    elsewhere = list_elsewhere(options) if runs_dir == RUNS else []
+    elsewhere = _list_elsewhere(options) if runs_dir == RUNS else []
     if elsewhere:
         rows = [{**row, "host": ""} for row in rows]
         rows += [{**row, "host": site.host} for site, found in elsewhere for row in found]
@@ -114,6 +128,53 @@ def _list_runs(
     return rows[::-1]
 
 
+def _list_elsewhere(options: Sequence[str]) -> list[tuple[Site, list[dict[str, Any]]]]:
+    """Return the runs on the hosts that this project was submitted to."""
+    here = Path.cwd()
+    known = [one for one in read_register(os.environ) if is_inside(here, one.project)]
+    if not known:
+        return []
+    from echelon.client.remote.remote_calls import ask_any  # noqa: PLC0415  it loads ssh
+
+    sites = {(one.site.host, one.site.workdir): one.site for one in known}
+    return ask_hosts(
+        list(sites.values()),
+        lambda site: ask_any(site, ["ps", "--json", *options]),
+        _LOGIN_S if console.can_ask() else _ANSWER_S,
+    )
+
+
+def ask_hosts(
+    sites: Sequence[Site], ask: Callable[[Site], Any], patience_s: float
+) -> list[tuple[Site, list[dict[str, Any]]]]:
+    """Ask all hosts for their runs at the same time; a note names each that does not answer."""
+    answers: dict[Site, Any] = {}
+
+    def inquire(site: Site) -> None:
+        try:
+            answers[site] = ask(site)
+        except EchelonError as error:
+            answers[site] = error.message
+
+    asking = [threading.Thread(target=inquire, args=[site], daemon=True) for site in sites]
+    until_s = time.monotonic() + patience_s
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join(max(0.0, until_s - time.monotonic()))
+    found = []
+    for site in sites:
+        answer = answers.get(site, f"no answer within {patience_s:.0f} s")
+        if isinstance(answer, list) and all(
+            isinstance(row, dict) and row.keys() >= NEEDED for row in answer
+        ):
+            found.append((site, answer))
+        else:
+            why = answer if isinstance(answer, str) else f"unexpected answer: {str(answer)[:80]!r}"
+            console.note(f"{site.host}: the runs there are unknown: {why}")
+    return found
+
+
 def _total(took_s: Sequence[float]) -> float | None:
     """Return the duration of all attempts; None if there are none."""
     return round(sum(took_s), 3) if took_s else None
@@ -155,7 +216,10 @@ def _list_sweeps(runs_dir: Path, wanted: frozenset[str]) -> list[tuple[float, di
 
 
 def status(*, run: str, runs_dir: Path, as_json: bool) -> None:
-    """Show a run's state."""
+    """Show a run's state, nodes, exit code and files.
+
+    Example: echelon status last
+    """
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import MOST_NODES, RunReader  # noqa: PLC0415
     from echelon.run.request import known_code  # noqa: PLC0415
@@ -221,7 +285,13 @@ def logs(
     raw: bool = False,
     debug: bool = False,
 ) -> int:
-    """Print a run's output, or the debug logs of its controllers and agents."""
+    """Print a run's output, with the rank of each line.
+
+    Colors are kept, other control characters are escaped, and of a progress bar only the last state
+    is shown. Of a traceback that several ranks print, all but the first are shortened to one line.
+
+    Example: echelon logs -f --rank 3 --since 10m last
+    """
     from echelon.cli.following import Choice, follow_run, print_logs  # noqa: PLC0415
 
     if debug and (follow or rank or raw):
@@ -267,13 +337,19 @@ def _print_debug_logs(run: RunDir, *, tail: int | None, since: str) -> None:
 
 
 def stop(*, run: str, runs_dir: Path, address: str = "") -> None:
-    """Ask a run to stop."""
+    """Ask a run to stop; ranks that use the library save first.
+
+    Example: echelon stop last
+    """
     if found := _end(runs_dir, run, address, now=False):
         console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
 
 
 def cancel(*, run: str, runs_dir: Path, address: str = "") -> None:
-    """End a run."""
+    """End a run immediately.
+
+    Example: echelon cancel last
+    """
     if found := _end(runs_dir, run, address, now=True):
         console.note(f"cancelled {found.run_id}")
 
@@ -333,7 +409,10 @@ def find_with_job(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Clu
 
 
 def why(*, run: str, runs_dir: Path, as_json: bool) -> None:
-    """Explain why a run failed."""
+    """Explain why a run failed: first failed rank, node and error.
+
+    Example: echelon why last
+    """
     from echelon.client.manage.run_status import find_verdict  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
 

@@ -1,16 +1,17 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
+import inspect
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from echelon.cli import console, run_commands
+from echelon.cli import console, quick, run_commands
 from echelon.cli.announcement import announce_run
+from echelon.cli.following import follow_run, follow_to_the_end
 from echelon.cli.help import LOOK, START
-from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, RequestCommand, takes_request
-from echelon.cli.remote import logs_there, resume_there, submit_there
+from echelon.cli.remote import resume_there, submit_there
 from echelon.cli.run_options import (
     Address,
     AsJson,
@@ -22,10 +23,22 @@ from echelon.cli.run_options import (
     Trust,
     Wait,
     goes_to_host,
+    on_host,
+    with_parameters,
 )
+from echelon.cli.tasks import submit_tasks
 from echelon.client.manage.clusters import Places
+from echelon.client.manage.relocation import settle_run
+from echelon.client.manage.run_status import current_job
+from echelon.client.submit import pipeline
+from echelon.client.submit.pipeline import remember
 from echelon.client.submit.target import Target, choose_cluster
+from echelon.client.submit.trust import read_script
+from echelon.clusters.base import queue_attempt
+from echelon.clusters.local import describe_nodes
+from echelon.clusters.slurm.styles import render_script
 from echelon.core.jobs import LOCAL, describe_job
+from echelon.core.slurm import scrub
 from echelon.errors import ConflictError, UsageError
 from echelon.run.directory import RUNS
 from echelon.spec.merging import Merged
@@ -53,10 +66,6 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.cli.following import follow_run  # noqa: PLC0415
-    from echelon.client.submit import pipeline  # noqa: PLC0415
-    from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
-
     wanted = pipeline.Request(
         merged=request,
         target=Target(on=on, runs=runs_dir, address=address),
@@ -73,8 +82,6 @@ def submit(
         return
     prepared = pipeline.prepare(checked)
     if prepared.table:
-        from echelon.cli.tasks import submit_tasks  # noqa: PLC0415
-
         raise typer.Exit(submit_tasks(prepared, wait=wait, as_json=as_json))
     started = pipeline.submit(prepared)
     announce_run(started.run.run_id, started.job_id, started.run.path, as_json=as_json)
@@ -95,11 +102,6 @@ def run(
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
-    from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
-    from echelon.client.submit import pipeline  # noqa: PLC0415
-    from echelon.clusters.local import describe_nodes  # noqa: PLC0415
-    from echelon.core.slurm import scrub  # noqa: PLC0415
-
     if request.host and on == "slurm":
         raise UsageError(
             f"a run on {request.host} cannot belong to this command",
@@ -118,116 +120,6 @@ def run(
     where = describe_job(started.job_id) if queued else describe_nodes(checked.environ)
     console.note(f"{started.run.run_id}: running {checked.spec.script} {where}")
     raise typer.Exit(follow_to_the_end(started.run, started.cluster))
-
-
-@app.command(rich_help_panel=LOOK)
-@on_host()
-def ps(
-    *,
-    runs_dir: RunsDir = RUNS,
-    state: Annotated[
-        list[str],
-        typer.Option(metavar="STATE", help="List only runs in this state, such as running or PD."),
-    ] = [],  # noqa: B006  typer copies it
-    last: Annotated[
-        int | None,
-        typer.Option("-n", "--last", metavar="N", min=0, help="List only the N newest runs."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List runs, their state and command, also those on other hosts.
-
-    A sweep is one line; echelon sweep table lists its tasks. Several states can be given, separated
-    by commas. Of each host, -n lists the N newest runs.
-
-    Example: echelon ps --state running -n 10
-    """
-    run_commands.ps(runs_dir=runs_dir, state=state, last=last, as_json=as_json)
-
-
-@app.command(rich_help_panel=LOOK)
-@on_host()
-def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show a run's state, nodes, exit code and files.
-
-    Example: echelon status last
-    """
-    run_commands.status(run=run, runs_dir=runs_dir, as_json=as_json)
-
-
-@app.command(rich_help_panel=LOOK)
-@on_host(logs_there)
-def logs(
-    run: Run = "last",
-    *,
-    runs_dir: RunsDir = RUNS,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")
-    ] = False,
-    rank: Annotated[
-        list[str],
-        typer.Option(metavar="RANKS", help="Print only lines of these ranks, such as 3 or 0,4-7."),
-    ] = [],  # noqa: B006  typer copies it
-    tail: Annotated[
-        int | None,
-        typer.Option("-n", "--tail", metavar="N", min=0, help="Print only the last N lines."),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Print only lines since then: 10m ago, or at 2026-01-31T17:00.",
-            show_default=False,
-        ),
-    ] = "",
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Print lines unchanged, with control characters not escaped."),
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Print the debug logs of controller and agents instead."),
-    ] = False,
-) -> None:
-    """Print a run's output, with the rank of each line.
-
-    Colors are kept, other control characters are escaped, and of a progress bar only the last state
-    is shown. Of a traceback that several ranks print, all but the first are shortened to one line.
-
-    Example: echelon logs -f --rank 3 --since 10m last
-    """
-    raise typer.Exit(
-        run_commands.logs(
-            run=run,
-            runs_dir=runs_dir,
-            follow=follow,
-            rank=rank,
-            tail=tail,
-            since=since,
-            raw=raw,
-            debug=debug,
-        )
-    )
-
-
-@app.command(rich_help_panel=START)
-@on_host()
-def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
-    """Ask a run to stop; ranks that use the library save first.
-
-    Example: echelon stop last
-    """
-    run_commands.stop(run=run, runs_dir=runs_dir, address=address)
-
-
-@app.command(rich_help_panel=START)
-@on_host()
-def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
-    """End a run immediately.
-
-    Example: echelon cancel last
-    """
-    run_commands.cancel(run=run, runs_dir=runs_dir, address=address)
 
 
 @app.command(rich_help_panel=START)
@@ -249,13 +141,6 @@ def resume(
 
     Example: echelon resume last --follow
     """
-    from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
-    from echelon.client.manage.relocation import settle_run  # noqa: PLC0415
-    from echelon.client.manage.run_status import current_job  # noqa: PLC0415
-    from echelon.client.submit.pipeline import remember  # noqa: PLC0415
-    from echelon.client.submit.queueing import queue_attempt  # noqa: PLC0415
-    from echelon.client.submit.trust import read_script  # noqa: PLC0415
-
     found, cluster = run_commands.find_with_job(runs_dir, run, address)
     # With a new address, the run may still be active at the old one.
     job = Places().job(found) if address else current_job(found, cluster)
@@ -286,16 +171,43 @@ def resume(
         raise typer.Exit(follow_run(found, cluster, show=follow, resubmit=True))
 
 
-@app.command(rich_help_panel=LOOK)
-@on_host()
-def why(
-    run: Run = "last",
-    *,
-    runs_dir: RunsDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Explain why a run failed: first failed rank, node and error.
+# --- commands that also run without this library ----------------------------------------------
 
-    Example: echelon why last
-    """
-    run_commands.why(run=run, runs_dir=runs_dir, as_json=as_json)
+
+def _add_quick(name: str, table: quick.Options) -> None:
+    """Add a command of `quick.COMMANDS`, with the options in that table."""
+
+    def execute(**values: Any) -> int | None:
+        code: int | None = getattr(run_commands, name)(**values)
+        return code
+
+    place: dict[str, tuple[Any, Any]] = {"runs_dir": (RunsDir, RUNS)}
+    if table.run is not None:
+        place = {"run": (Run, table.run or inspect.Parameter.empty), **place}
+    own = {
+        one.parameter: (
+            Annotated[
+                list[str] if one.kind is list else one.kind | None,
+                typer.Option(
+                    *one.words,
+                    metavar=one.metavar or None,
+                    help=one.help,
+                    show_default=False,
+                    min=0 if one.kind is int else None,
+                ),
+            ],
+            one.unset,
+        )
+        for one in table.options
+    }
+    parameters = [
+        inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=unset)
+        for one, (kind, unset) in (place | own).items()
+    ]
+    command = with_parameters(execute, getattr(run_commands, name), parameters)
+    section = START if name in ("stop", "cancel") else LOOK
+    app.command(name, rich_help_panel=section)(on_host()(command))
+
+
+for _name, _options in quick.COMMANDS.items():
+    _add_quick(_name, _options)

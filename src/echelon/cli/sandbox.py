@@ -3,11 +3,10 @@
 import os
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,10 +16,17 @@ from echelon.cli.run_options import AsJson
 from echelon.core.shell import LocalShell
 from echelon.core.units import format_memory, parse_memory
 from echelon.errors import EchelonError
+from echelon.sandbox.cluster import Sandbox
+from echelon.sandbox.config import SandboxConfig
 from echelon.sandbox.layout import DEFAULT_NAME
-
-if TYPE_CHECKING:
-    from echelon.sandbox.cluster import Sandbox
+from echelon.sandbox.lifecycle import (
+    changing,
+    list_sandboxes,
+    open_sandbox,
+    start_sandbox,
+    stop_sandbox,
+)
+from echelon.sandbox.ssh import host_alias
 
 app = typer.Typer(
     name="sandbox",
@@ -31,8 +37,6 @@ app = typer.Typer(
 
 
 def _complete_name(incomplete: str) -> list[str]:
-    from echelon.sandbox.lifecycle import list_sandboxes  # noqa: PLC0415
-
     return offer(list_sandboxes(os.environ, os.geteuid()))(incomplete)
 
 
@@ -53,17 +57,14 @@ Node = Annotated[
 ]
 
 
-@contextmanager
-def _changing(name: str) -> "Iterator[Sandbox]":
-    from echelon.sandbox.lifecycle import changing  # noqa: PLC0415
-
+def _change(name: str, node: str, change: Callable[[Sandbox, str], None], done: str) -> None:
+    """Change a node, and print what was done."""
     with changing(_open(name), os.geteuid()) as sandbox:
-        yield sandbox
+        change(sandbox, node)
+        console.note(done.format(node=node, option=sandbox.layout.option))
 
 
-def _open(name: str) -> "Sandbox":
-    from echelon.sandbox.lifecycle import open_sandbox  # noqa: PLC0415
-
+def _open(name: str) -> Sandbox:
     return open_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
 
 
@@ -91,10 +92,6 @@ def up(
 
     Example: echelon sandbox up --nodes 2 --gpus 8 --gpu-type h100
     """
-    from echelon.sandbox.config import SandboxConfig  # noqa: PLC0415
-    from echelon.sandbox.lifecycle import start_sandbox  # noqa: PLC0415
-    from echelon.sandbox.ssh import host_alias  # noqa: PLC0415
-
     began = time.monotonic()
     wanted = SandboxConfig(
         name=name,
@@ -138,8 +135,6 @@ def down(*, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox down
     """
-    from echelon.sandbox.lifecycle import stop_sandbox  # noqa: PLC0415
-
     stop_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
     console.note(f"sandbox '{name}' stopped and removed")
 
@@ -223,10 +218,8 @@ def kill(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox kill node2
     """
-    with _changing(name) as sandbox:
-        sandbox.kill(node)
-        back = f"echelon sandbox restore{sandbox.layout.option} {node}"
-    console.note(f"{node} is off; bring it back with: {back}")
+    done = "{node} is off; bring it back with: echelon sandbox restore{option} {node}"
+    _change(name, node, Sandbox.kill, done)
 
 
 @app.command()
@@ -235,10 +228,8 @@ def cut(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox cut node2
     """
-    with _changing(name) as sandbox:
-        sandbox.cut(node)
-        back = f"echelon sandbox heal{sandbox.layout.option} {node}"
-    console.note(f"{node} is disconnected; reconnect it with: {back}")
+    done = "{node} is disconnected; reconnect it with: echelon sandbox heal{option} {node}"
+    _change(name, node, Sandbox.cut, done)
 
 
 @app.command()
@@ -247,9 +238,7 @@ def heal(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox heal node2
     """
-    with _changing(name) as sandbox:
-        sandbox.heal(node)
-    console.note(f"{node} is connected")
+    _change(name, node, Sandbox.heal, "{node} is connected")
 
 
 @app.command()
@@ -258,6 +247,4 @@ def restore(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox restore node2
     """
-    with _changing(name) as sandbox:
-        sandbox.restore(node)
-    console.note(f"{node} is ready")
+    _change(name, node, Sandbox.restore, "{node} is ready")

@@ -12,10 +12,9 @@ from typer.core import TyperCommand
 from echelon.cli import console
 from echelon.cli.completion import complete_sweep
 from echelon.cli.help import SectionedCommand, SectionedGroup
-from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.remote import resume_sweep_there, submit_there
-from echelon.cli.run_options import Address, AsJson, On, RunsDir, goes_to_host
+from echelon.cli.run_options import Address, AsJson, On, RunsDir, goes_to_host, on_host
 from echelon.cli.tasks import open_slurm, start_tasks, submit_tasks, wait_for_tasks
 from echelon.client.submit.target import Target
 from echelon.core.units import counted, list_names

@@ -13,9 +13,8 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.host_options import on_host
 from echelon.cli.remote import in_terminal
-from echelon.cli.run_options import Run, RunsDir
+from echelon.cli.run_options import Run, RunsDir, on_host
 from echelon.core.terminal_escape import settled
 from echelon.errors import UsageError
 from echelon.run.directory import RUNS, RunDir

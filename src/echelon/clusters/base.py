@@ -1,10 +1,13 @@
-"""The interface of clusters; each kind is implemented in its own module."""
+"""The interface of clusters, and what is the same for all: they queue the attempts of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from echelon.core.jobs import Job
+from echelon.run.attempts import Attempt, submit_attempt
+from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
 from echelon.spec.job_spec import JobSpec
 
 
@@ -57,3 +60,36 @@ class Cluster(Jobs, Protocol):
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         """End a job immediately; does nothing if it has already ended."""
+
+
+def queue_attempt(
+    run: RunDir,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    script: bytes,
+    *,
+    claimed: Callable[[int], None] = lambda _number: None,
+) -> Attempt:
+    """Submit the next attempt of a run, and record its job.
+
+    Args:
+        run: the run.
+        cluster: where to submit it.
+        environ: environment variables of the job.
+        script: the run's script, as created or checked (`trust.read_script`).
+        claimed: called with the number of the attempt before it is submitted.
+    """
+    exclude = cluster.exclusions(read_spec(run))
+
+    def queue(number: int) -> str:
+        claimed(number)
+        return cluster.submit(
+            run.script,
+            content=script,
+            run_id=run.run_id,
+            attempt=number,
+            environ=environ,
+            exclude=exclude,
+        )
+
+    return submit_attempt(run, queue, lambda job_id: cluster.job(job_id, run_id=run.run_id))

@@ -6,7 +6,6 @@ request and a script of its own, and links to the rest, so it is a run like any 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
+from echelon.core.file_lock import locked
 from echelon.core.frozen import frozen
 from echelon.core.records import find_record, parse_json, read_bytes
 from echelon.errors import (
@@ -191,16 +191,11 @@ class SweepDir:
         Raises:
             ConflictError: another one does.
         """
-        with (self.path / "lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConflictError(
-                    f"another process submits tasks of the sweep '{self.sweep_id}'",
-                    hint=f"show them: echelon sweep status {self.sweep_id}",
-                ) from error
-            except OSError:  # not every shared file system has locks
-                pass
+        busy = ConflictError(
+            f"another process submits tasks of the sweep '{self.sweep_id}'",
+            hint=f"show them: echelon sweep status {self.sweep_id}",
+        )
+        with locked(self.path / "lock", busy):
             yield
 
     @property

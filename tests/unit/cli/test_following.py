@@ -13,7 +13,7 @@ import pytest
 
 from echelon.cli import following, main
 from echelon.client.manage import waiting
-from echelon.client.submit.queueing import queue_attempt
+from echelon.clusters.base import queue_attempt
 from echelon.core.jobs import Job
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import submit_attempt

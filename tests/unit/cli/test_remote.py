@@ -8,8 +8,9 @@ import pytest
 import typer
 
 from echelon.cli import main, remote
-from echelon.cli.host_options import render_line
 from echelon.cli.remote import There
+from echelon.cli.run_commands import NEEDED, ask_hosts
+from echelon.cli.run_options import render_line
 from echelon.client.remote import remote_calls as hosts
 from echelon.client.remote.host_files import claim_folder
 from echelon.client.remote.register import read_register, record_run
@@ -60,7 +61,7 @@ def test_runs_dir_names_a_directory_of_this_machine(sent, tmp_path, capsys):
 
 def test_options_are_sent_to_the_host_unchanged(sent):
     main.run(["logs", "--tail=5", "--rank", "3", "--raw"])
-    assert sent[-1][1] == ["logs", "--rank=3", "--tail=5", "--raw", "--", "train-abcd"]
+    assert sent[-1][1] == ["logs", "--tail=5", "--rank=3", "--raw", "--", "train-abcd"]
 
 
 def test_the_host_option_selects_a_host(sent, tmp_path):
@@ -180,7 +181,7 @@ def test_a_lost_connection_is_made_again(capsys):
             raise found
         return found
 
-    assert hosts.keep_trying(step, FakeClock()) == 3
+    assert hosts.keep_trying(step, hosts.Retries(FakeClock())) == 3
     assert capsys.readouterr().err == "cut; connecting again\n"
 
 
@@ -192,7 +193,7 @@ def test_a_failed_first_connection_is_an_error(first):
         raise first
 
     with pytest.raises(type(first)):
-        hosts.keep_trying(step, FakeClock())
+        hosts.keep_trying(step, hosts.Retries(FakeClock()))
 
 
 def test_a_cut_shared_connection_is_made_again_a_few_times():
@@ -204,10 +205,10 @@ def test_a_cut_shared_connection_is_made_again_a_few_times():
             raise found
         return found
 
-    assert hosts.keep_trying(step, FakeClock()) == 3
+    assert hosts.keep_trying(step, hosts.Retries(FakeClock())) == 3
     steps[:] = [CutError("cut")] * 9
     with pytest.raises(CutError):
-        hosts.keep_trying(step, FakeClock())
+        hosts.keep_trying(step, hosts.Retries(FakeClock()))
     assert len(steps) == 6
 
 
@@ -219,7 +220,7 @@ def test_an_error_that_is_not_about_the_connection_is_not_retried(later):
         raise steps.pop(0)
 
     with pytest.raises(type(later)):
-        hosts.keep_trying(step, FakeClock())
+        hosts.keep_trying(step, hosts.Retries(FakeClock()))
 
 
 # --- fetched files ------------------------------------------------------------------------------
@@ -275,35 +276,30 @@ def test_options_that_conflict_with_a_host_are_refused(sent, capsys, words, mess
     assert not sent
 
 
-def test_ps_asks_all_hosts_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
+def test_ps_asks_all_hosts_at_the_same_time(capsys):
     other = Site(host="me@other", workdir="~/x")
-    record_run("train-efgh", tmp_path, other, os.environ)
     both = threading.Barrier(2)
-    row = dict.fromkeys(remote.COLUMNS, "x")
+    row = dict.fromkeys(NEEDED, "x")
 
-    def ask(site, _argv):
+    def ask(site):
         both.wait(timeout=60)  # one after another, it would break
         if site == other:
             raise UnavailableError("cannot connect", hint="x")
         return [row]
 
-    monkeypatch.setattr(remote, "ask_any", ask)
-    assert remote.list_elsewhere() == [(SITE, [row])]
+    assert ask_hosts([SITE, other], ask, 60) == [(SITE, [row])]
     assert "me@other: the runs there are unknown: cannot connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], [{"run": "x"}]])
-def test_ps_notes_a_host_with_an_invalid_answer(sent, monkeypatch, capsys, answer):
-    monkeypatch.setattr(remote, "ask_any", lambda _site, _argv: answer)
-    assert remote.list_elsewhere() == []
-    assert "unexpected answer from me@login" in capsys.readouterr().err
+def test_ps_notes_a_host_with_an_invalid_answer(capsys, answer):
+    assert ask_hosts([SITE], lambda _site: answer, 60) == []
+    assert "me@login: the runs there are unknown: unexpected answer" in capsys.readouterr().err
 
 
-def test_ps_does_not_wait_for_a_host_that_does_not_answer(sent, monkeypatch, capsys):
+def test_ps_does_not_wait_for_a_host_that_does_not_answer(capsys):
     never = threading.Event()
-    monkeypatch.setattr(remote, "_ANSWER_S", 0.1)
-    monkeypatch.setattr(remote, "ask_any", lambda _site, _argv: never.wait())
-    assert remote.list_elsewhere() == []
+    assert ask_hosts([SITE], lambda _site: never.wait(), 0.1) == []
     assert "no answer within" in capsys.readouterr().err
     never.set()
 

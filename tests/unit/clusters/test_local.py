@@ -11,7 +11,7 @@ import pytest
 
 from echelon.cli import main
 from echelon.client.manage.run_status import current_job
-from echelon.client.submit.queueing import queue_attempt
+from echelon.clusters.base import queue_attempt
 from echelon.clusters.local import LocalCluster, describe_nodes, fit_allocation
 from echelon.core.proc import start_time
 from echelon.core.shell import FakeShell

@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from echelon.client.code.code_entries import examine, place_link, relocate_link
 from echelon.client.code.code_listing import find_kind, list_project
-from echelon.client.code.snapshot import read_own_manifest
+from echelon.client.code.snapshot import examine, place_link, read_own_manifest, relocate_link
 from echelon.client.code.tree import Tree
 from echelon.core.files import BlockedError
 from echelon.core.frozen import frozen

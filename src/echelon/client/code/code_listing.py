@@ -2,7 +2,7 @@
 
 With git, the code consists of the files that `git add` would add, also in submodules and nested
 repositories. Without git, it is the script's folder without caches, environments, data and runs. In
-a mirror, it is the project that was sent (`client/remote/workdir.py`). `.echelonignore` in the
+a workdir, it is the project that was sent (`client/remote/workdir.py`). `.echelonignore` in the
 project's directory excludes more files, in the syntax of .gitignore but without `!`.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
-from echelon.client.code.mirror_record import MirrorRecord, find_record, is_changed, list_beside
 from echelon.client.code.project import MOST_FILES, OWN_FOLDER, Commit
 from echelon.client.code.secret_files import has_secret_name, is_private_key
+from echelon.client.code.workdir_record import WorkdirRecord, find_record, is_changed, list_beside
 from echelon.core.files import Entry, folders, walk
 from echelon.core.frozen import frozen
 from echelon.core.git import list_filters, run_git
@@ -63,7 +63,7 @@ class Listing:
 class Kind(StrEnum):
     """How the code of a project is known."""
 
-    MIRROR = "mirror"
+    WORKDIR = "workdir"
     """A copy that was sent from another machine; its record lists the files."""
     GIT = "git"
     FOLDER = "folder"
@@ -72,7 +72,7 @@ class Kind(StrEnum):
 def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Kind]:
     """Return a project's directory, and what kind of project it is.
 
-    A mirror takes precedence over a repository, unless the repository is inside the mirror.
+    A workdir takes precedence over a repository, unless the repository is inside the workdir.
 
     Args:
         folder: the working directory.
@@ -80,8 +80,8 @@ def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Ki
         shell: runs git.
     """
     place = script.parent if script else folder
-    if mirror := find_mirror(place.resolve()):
-        return mirror, Kind.MIRROR
+    if workdir := find_workdir(place.resolve()):
+        return workdir, Kind.WORKDIR
     for start in (folder, place):
         top = _find_repository(start, shell)
         if top is not None and place.resolve().is_relative_to(top):
@@ -92,15 +92,15 @@ def find_root(folder: Path, script: Path | None, shell: Shell) -> tuple[Path, Ki
 def find_kind(root: Path) -> Kind:
     """Return what kind of project a project's directory is."""
     if find_record(root):
-        return Kind.MIRROR
+        return Kind.WORKDIR
     return Kind.GIT if (root / ".git").exists() else Kind.FOLDER
 
 
-def find_mirror(folder: Path) -> Path | None:
-    """Return the mirror that a folder is in; None if there is none."""
+def find_workdir(folder: Path) -> Path | None:
+    """Return the workdir that a folder is in; None if there is none."""
     kinds = ((path, find_kind(path)) for path in (folder, *folder.parents))
     found = next((one for one in kinds if one[1] != Kind.FOLDER), None)
-    return found[0] if found and found[1] == Kind.MIRROR else None
+    return found[0] if found and found[1] == Kind.WORKDIR else None
 
 
 def _find_repository(folder: Path, shell: Shell) -> Path | None:
@@ -132,8 +132,8 @@ def list_project(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Listing
         kind: what kind of project it is.
         runs: the directory of runs, which may be inside the project.
     """
-    if kind == Kind.MIRROR:
-        listed = _list_mirror(root)
+    if kind == Kind.WORKDIR:
+        listed = _list_workdir(root)
     elif kind == Kind.GIT:
         listed = _list_repository(root, shell, runs=runs)
     else:
@@ -190,11 +190,11 @@ def _is_run(names: set[str]) -> bool:
     return names >= _RUN or FETCHED in names
 
 
-# --- a mirror ---------------------------------------------------------------------------------
+# --- a workdir --------------------------------------------------------------------------------
 
 
-def _list_mirror(root: Path) -> Listing:
-    project = (find_record(root) or MirrorRecord()).project
+def _list_workdir(root: Path) -> Listing:
+    project = (find_record(root) or WorkdirRecord()).project
     code = (*project.files, *project.links)
     return Listing(code=code, beside=tuple(list_beside(root, code)))
 
@@ -252,10 +252,10 @@ def _run_git(
 def read_commit(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Commit:
     """Return the commit that is checked out, and whether files differ from it.
 
-    A mirror has the commit of the project that was sent. Without git, the commit is empty.
+    A workdir has the commit of the project that was sent. Without git, the commit is empty.
     """
-    if kind == Kind.MIRROR:
-        record = find_record(root) or MirrorRecord()
+    if kind == Kind.WORKDIR:
+        record = find_record(root) or WorkdirRecord()
         commit = record.project.commit
         return replace(commit, dirty=commit.dirty or is_changed(root, record))
     if kind == Kind.FOLDER:

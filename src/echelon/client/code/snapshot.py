@@ -10,15 +10,14 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from echelon.client.code.code_entries import examine, place_link, read_settled
 from echelon.client.code.code_listing import IGNORE, Listing, find_root, list_project, read_commit
 from echelon.client.code.project import MOST_BYTES, MOST_FILES, Commit
 from echelon.client.code.tree import Tree
 from echelon.core.atomic_file import write_atomic
-from echelon.core.files import Entry
+from echelon.core.files import BlockedError, Entry, Stamp
 from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
@@ -31,6 +30,8 @@ from echelon.run.listing import list_runs
 from echelon.run.request import read_code
 from echelon.spec.job_spec import JobSpec
 
+_TRIES = 3
+"""How often to read a file that changes during the read."""
 _NAMED = 5
 """How many of the largest entries an error lists."""
 _MOST_EARLIER = 20
@@ -102,6 +103,66 @@ def store_manifest(run: RunDir, manifest: CodeManifest) -> str:
     remember(content, os.environ)
     write_atomic(run.manifest, content)
     return hashlib.sha256(content).hexdigest()
+
+
+# --- the files as they are on disk ------------------------------------------------------------
+
+
+def examine(root: Path, listing: Listing) -> Iterator[Entry]:
+    """Yield the files and links of a listing that exist."""
+    with Tree(root) as tree:
+        for path in listing.code:
+            # Git also lists files that were deleted, and those of a folder that became a link.
+            with contextlib.suppress(FileNotFoundError, BlockedError):
+                found = tree.examine(path)
+                if found and (found.is_file or found.is_link):
+                    yield found
+
+
+def place_link(root: Path, path: str, target: str) -> str:
+    """Return the target of a link's copy: relative if the link leads into the project. Pure."""
+    folder = root / os.path.dirname(path)  # noqa: PTH120
+    full = os.path.normpath(folder / target)
+    if full == str(root) or full.startswith(f"{root}/"):
+        return os.path.relpath(full, folder)
+    return full
+
+
+def relocate_link(root: Path, path: str, target: str) -> str:
+    """Return the target of a link's copy on another machine. Pure.
+
+    A link into the project becomes relative. Any other link keeps its target, which may not exist
+    on the other machine.
+    """
+    placed = place_link(root, path, target)
+    return target if os.path.isabs(placed) else placed  # noqa: PTH117  text
+
+
+def read_settled(tree: Tree, entry: Entry) -> tuple[bytes, Stamp, bool] | None:
+    """Return a file's content, its size and times, and whether it changed a moment ago.
+
+    Return None if the file does not exist any more.
+    """
+    full = f"{tree.root}/{entry.path}"
+    try:
+        for _ in range(_TRIES):
+            with tree.open(entry.path) as file:
+                before = Stamp.of(os.fstat(file.fileno()))
+                content = file.read()
+                after = Stamp.of(os.fstat(file.fileno()))
+            if before == after and len(content) == before.size:
+                return content, before, before.is_recent()
+    except (FileNotFoundError, BlockedError):
+        return None
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {full}: {error.strerror}",
+            hint=f"exclude it: echo '/{entry.path}' >> '{tree.root}/{IGNORE}'",
+        ) from error
+    raise UsageError(
+        f"{full} changes all the time, so it cannot be copied",
+        hint=f"exclude it: echo '/{entry.path}' >> '{tree.root}/{IGNORE}'",
+    )
 
 
 # --- limits -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.client.remote.register import find_entry, read_register
-from echelon.client.remote.remote_calls import make_site
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ def find_site(cluster: str, host: str) -> "Site | None":
     """Return the site of `--cluster` or `--host`; None without these options."""
     if not cluster and not host:
         return None
+    from echelon.client.remote.remote_calls import make_site  # noqa: PLC0415
     from echelon.client.submit.requests import read_request  # noqa: PLC0415
 
     folder = Path.cwd()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.client.submit.checks import check_files
-from echelon.client.submit.run_names import may_be_named
+from echelon.client.submit.run_files import may_be_named
 from echelon.client.submit.trust import seal_script
 from echelon.core.atomic_file import encode, write_atomic
 from echelon.core.records import read_bytes

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echelon.client.manage.waiting import RunWatch, cancel_all, stop_all, submit_next, wait_or_end
-from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
-from echelon.clusters.base import Cluster
+from echelon.clusters.base import Cluster, queue_attempt
 from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import write_atomic
 from echelon.core.notes import note

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from echelon.client.manage.run_status import current_job, find_verdict
-from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
-from echelon.clusters.base import Cluster
+from echelon.clusters.base import Cluster, queue_attempt
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import LOCAL, Job, describe_job, is_job_id
 from echelon.core.notes import note

@@ -5,20 +5,20 @@ sends these. A file that was received in part is kept as a `.part` file in the s
 call continues it if the source is still the same.
 """
 
-import fcntl
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.client.code.code_listing import parse_ignore
 from echelon.client.code.tree import Tree, naming_folder
-from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
+from echelon.clusters.ssh.stream import CHUNK_BYTES, Progress, Stream
 from echelon.core.atomic_file import make_private
+from echelon.core.file_lock import locked
 from echelon.core.files import BlockedError, Entry, check_paths, folders, is_inner, walk
 from echelon.core.frozen import frozen
 from echelon.core.records import to_count
@@ -48,9 +48,6 @@ _PIECE_BYTES = 1 << 16
 """How many received bytes are written at a time."""
 _PART = re.compile(r"\.echelon-([0-9a-f]{16})-[0-9]+-[0-9]+\.part")
 """The name of a `.part` file: a digest of the file's name, the size and the time of its source."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
 
 
 class RunFile(NamedTuple):
@@ -169,9 +166,6 @@ def _send_file(tree: Tree, listed: Entry, offset: int, stream: Stream) -> None:
         size, mtime_ns = listed.status.st_size, listed.status.st_mtime_ns
         if status.st_ino != listed.status.st_ino:
             size, mtime_ns, offset = status.st_size, status.st_mtime_ns, 0
-        if status.st_size < size:
-            stream.send({"path": path, "skipped": "it became shorter"})
-            return
         stream.send({"path": path, "offset": offset, "size": size, "mtime_ns": mtime_ns})
         file.seek(offset)
         while offset < size:
@@ -283,20 +277,9 @@ def _parse_file(size: Any, mtime_ns: Any, executable: bool, stream: Stream) -> R
 def _lock(folder: Path) -> Iterator[Tree]:
     """Lock a folder, so that no other process fetches into it."""
     make_private(folder)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConflictError(
-                f"another process fetches into {folder}", hint="wait until it is done"
-            ) from error
-        except OSError:  # NFS cannot lock folders
-            pass
-        with Tree(folder) as tree:
-            yield tree
-    finally:
-        os.close(handle)
+    busy = ConflictError(f"another process fetches into {folder}", hint="wait until it is done")
+    with locked(folder, busy), Tree(folder) as tree:
+        yield tree
 
 
 def _find_needs(tree: Tree, files: Mapping[str, RunFile]) -> dict[str, int]:
@@ -398,9 +381,8 @@ class _Receiver:
                 if not count or count > file.size - offset:
                     raise self._stream.refuse(f"a wrong number of bytes for '{path}'")
                 offset += count
-                while (
-                    count
-                ):  # in small pieces, so that little is sent again after a lost connection
+                # In small pieces, so that little is sent again after a lost connection.
+                while count:
                     data = self._stream.read(min(count, _PIECE_BYTES))
                     target.write(data)
                     count -= len(data)

@@ -2,29 +2,29 @@
 
 import contextlib
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from echelon.client.remote.remote_calls import keep_trying, open_host, talking
+from echelon.client.remote.fetching import Fetched, receive_files
+from echelon.client.remote.remote_calls import exchange, keep_trying
+from echelon.clusters.ssh.call import SEND
+from echelon.clusters.ssh.site import Site
+from echelon.clusters.ssh.stream import Progress
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.errors import ConflictError, NotPermittedError
 from echelon.run.directory import FETCHED
 
-if TYPE_CHECKING:
-    from echelon.client.remote.fetching import Fetched
-    from echelon.clusters.ssh.site import Site
-
 
 def bring_files(
-    site: "Site",
+    site: Site,
     name: str,
     patterns: Sequence[str],
     place: Callable[[str], Path],
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    progress: Progress = lambda _done, _all: None,
     *,
     every_name: bool = False,
-) -> tuple[Path, "Fetched"]:
+) -> tuple[Path, Fetched]:
     """Fetch files of a run, and connect again whenever the connection is lost.
 
     Args:
@@ -38,12 +38,9 @@ def bring_files(
     Returns:
         The folder, and counts of the fetched files.
     """
-    from echelon.client.remote.fetching import receive_files  # noqa: PLC0415
-    from echelon.clusters.ssh.call import SEND, Call  # noqa: PLC0415
 
-    def step() -> "tuple[Path, Fetched]":
-        call = Call(argv=(SEND,), folder=site.workdir, framed=False)
-        with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
+    def step() -> tuple[Path, Fetched]:
+        with exchange(site, SEND) as stream:
             stream.send({"run": name, "patterns": list(patterns)})
             folder = claim_folder(place, name, str(stream.receive().get("run", "")))
             found = receive_files(folder, patterns, stream, progress, every_name=every_name)
@@ -82,10 +79,8 @@ def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
 
 
 @contextlib.contextmanager
-def fetched(site: "Site", name: str, patterns: Sequence[str]) -> Iterator[Path]:
+def fetched(site: Site, name: str, patterns: Sequence[str]) -> Iterator[Path]:
     """Fetch files of a run into a temporary directory of runs, and yield that directory."""
-    import tempfile  # noqa: PLC0415
-
     with tempfile.TemporaryDirectory(prefix="echelon-") as folder:
         bring_files(site, name, patterns, lambda run_id: Path(folder, run_id), every_name=True)
         yield Path(folder)

@@ -7,10 +7,8 @@ folder, so that a submission reads only the files that changed.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from echelon.client.code.code_entries import examine, read_settled, relocate_link
 from echelon.client.code.code_listing import IGNORE, find_kind, list_project, read_commit
 from echelon.client.code.project import (
     OWN_FOLDER,
@@ -20,9 +18,9 @@ from echelon.client.code.project import (
     ProjectFile,
     render_project,
 )
-from echelon.client.code.snapshot import check_size
+from echelon.client.code.snapshot import check_size, examine, read_settled, relocate_link
 from echelon.client.code.tree import Tree
-from echelon.clusters.ssh.stream import CHUNK_BYTES, Stream
+from echelon.clusters.ssh.stream import CHUNK_BYTES, Progress, Stream
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.files import BlockedError, Entry, Stamp
 from echelon.core.frozen import frozen
@@ -30,10 +28,6 @@ from echelon.core.records import MOST_BYTES as MOST_RECORD
 from echelon.core.records import find_record, render_json
 from echelon.core.shell import Shell
 from echelon.errors import UsageError
-
-Progress = Callable[[int, int], None]
-"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
-
 
 # --- describing -------------------------------------------------------------------------------
 

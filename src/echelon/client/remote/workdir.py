@@ -6,24 +6,15 @@ lost connection the next call requests only missing contents. Then the files are
 that Echelon did not write, or that were changed on the host, are neither replaced nor removed.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.client.code.mirror_record import (
-    FOLDER,
-    Found,
-    MirrorRecord,
-    examine_path,
-    find_record,
-    write_record,
-)
 from echelon.client.code.project import (
     OWN_FOLDER,
     Project,
@@ -32,11 +23,19 @@ from echelon.client.code.project import (
     parse_project,
 )
 from echelon.client.code.tree import Tree, naming_folder
+from echelon.client.code.workdir_record import (
+    FOLDER,
+    Found,
+    WorkdirRecord,
+    examine_path,
+    find_record,
+    write_record,
+)
 from echelon.clusters.ssh.stream import Stream
 from echelon.core.atomic_file import make_private
+from echelon.core.file_lock import locked
 from echelon.core.files import BlockedError
 from echelon.core.frozen import frozen
-from echelon.core.waiting import wait_until
 from echelon.errors import ConflictError, NotPermittedError, TimedOutError, UnavailableError
 
 _LOCK = f"{OWN_FOLDER}/lock"
@@ -70,16 +69,22 @@ def hold_workdir(root: Path, *, timeout_s: float = 600) -> Iterator["Workdir"]:
         make_private(root / OWN_FOLDER)
         root = root.resolve()
         _check_owner(root / OWN_FOLDER)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(root / _LOCK, flags, 0o600)
-    try:
-        _lock(lock, root, timeout_s)
+    lock = root / _LOCK
+    busy = TimedOutError(
+        f"another submission has held {root} for {timeout_s:.0f} s",
+        hint=f"see which process it is: fuser -v '{lock}'",
+    )
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, busy, timeout_s=timeout_s, required=True))
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot lock {lock}: {error.strerror}",
+                hint="choose a workdir on a file system with locks, such as the home directory",
+            ) from error
         with naming_folder(root):
-            tree = Tree(root)
-        with tree:
-            yield Workdir(root, tree)
-    finally:
-        os.close(lock)
+            tree = held.enter_context(Tree(root))
+        yield Workdir(root, tree)
 
 
 def _check_owner(folder: Path) -> None:
@@ -88,26 +93,6 @@ def _check_owner(folder: Path) -> None:
         raise NotPermittedError(
             f"{folder} is not a folder, or belongs to another user",
             hint="choose another workdir for this cluster",
-        )
-
-
-def _lock(lock: int, root: Path, timeout_s: float) -> None:
-    def is_locked() -> bool:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot lock {root / _LOCK}: {error.strerror}",
-                hint="choose a workdir on a file system with locks, such as the home directory",
-            ) from error
-        return True
-
-    if not wait_until(is_locked, timeout_s=timeout_s, interval_s=0.1):
-        raise TimedOutError(
-            f"another submission has held {root} for {timeout_s:.0f} s",
-            hint=f"see which process it is: fuser -v '{root / _LOCK}'",
         )
 
 
@@ -185,7 +170,7 @@ class Workdir:
         with stream.reporting(), naming_folder(self.root):
             project = parse_project(stream.receive())
             check_project(project)
-            record = find_record(self.root) or MirrorRecord()
+            record = find_record(self.root) or WorkdirRecord()
             ours = record.ours()
             paths = sorted({*project.files, *project.links, *ours})
             found = {path: examine_path(self._tree, path, record) for path in paths}
@@ -219,7 +204,7 @@ class Workdir:
         )
 
     def _check_unchanged(
-        self, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+        self, changes: Changes, found: Mapping[str, Found], record: WorkdirRecord
     ) -> None:
         """Check that no file changed since it was examined, because sending may take minutes."""
         for path in (*changes.written, *changes.removed):
@@ -273,7 +258,7 @@ class Workdir:
     # --- updating -----------------------------------------------------------------------------
 
     def _update(
-        self, project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
+        self, project: Project, changes: Changes, found: Mapping[str, Found], record: WorkdirRecord
     ) -> None:
         """Make the workdir equal to the project, from contents in `.echelon/incoming`.
 
@@ -330,13 +315,13 @@ class Workdir:
 
 
 def _start_record(
-    project: Project, changes: Changes, found: Mapping[str, Found], record: MirrorRecord
-) -> MirrorRecord:
+    project: Project, changes: Changes, found: Mapping[str, Found], record: WorkdirRecord
+) -> WorkdirRecord:
     """Return the record of a workdir during an update. Pure."""
     ours = record.ours()
     wanted = project.identities()
     same = wanted.keys() - changes.written
-    return MirrorRecord(
+    return WorkdirRecord(
         project=project,
         before={path: found[path].identity for path in ours if found[path].identity in ours[path]},
         theirs=tuple(sorted(path for path in same if wanted[path] not in ours.get(path, ()))),
@@ -344,8 +329,8 @@ def _start_record(
 
 
 def _finish_record(
-    updating: MirrorRecord, changes: Changes, found: Mapping[str, Found]
-) -> MirrorRecord:
+    updating: WorkdirRecord, changes: Changes, found: Mapping[str, Found]
+) -> WorkdirRecord:
     """Return the record of a workdir after an update. Pure."""
     same = updating.project.files.keys() - changes.written
     stamps = {path: stamp for path in same if (stamp := found[path].stamp)}

@@ -4,9 +4,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.trust import read_script
-from echelon.clusters.base import Cluster
+from echelon.clusters.base import Cluster, queue_attempt
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.slurm import Slurm, mark_tasks

@@ -1,14 +1,22 @@
-"""Finds the problems of a request before anything is started."""
+"""Finds the problems of a request before anything is started.
+
+Scripts are checked with `echelon lint`. A request is refused only for an error on a line that the
+script always reaches. Other errors are printed as warnings.
+"""
 
 import importlib.util
+import os
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from echelon.client.submit.environments import name_python
 from echelon.client.submit.parameters import split_array
+from echelon.core.notes import note
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.errors import MissingProgramError, UsageError
@@ -16,10 +24,15 @@ from echelon.run.sweep import Table, check_placeholders
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
 
+if TYPE_CHECKING:
+    from echelon.lint.rule import Finding
+
 _NAMED = 8
 """How many file names are suggested for a missing script."""
 _SHOWN = 200
 """How many characters of a program's message are shown."""
+_NAMES = "E626"
+"""The rule for undefined names, whose errors are on lines that always run."""
 
 
 def check_files(spec: JobSpec, folder: Path) -> list[str]:
@@ -90,6 +103,11 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     else:
         problem = _try_python(python, shell, needs_torch=needs_torch)
     return [f"{problem}; choose another with --python, --venv or --conda"] if problem else []
+
+
+def name_python(spec: JobSpec, folder: Path) -> str:
+    """Return the ranks' Python, if neither conda, modules nor a prologue choose another. Pure."""
+    return spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
 
 
 def _try_python(python: str, shell: Shell, *, needs_torch: bool) -> str:
@@ -195,3 +213,62 @@ def check_pack(spec: JobSpec, table: Table, on: str) -> None:
             "--max-running has no effect with --pack: as many tasks run as there are slots",
             hint="remove --max-running, or request fewer nodes: --pack N",
         )
+
+
+# --- with `echelon lint` ---------------------------------------------------------------------
+
+
+def check_script(script: Path) -> list[str]:
+    """Return the errors that certainly end a Python script, and print the others as warnings."""
+    errors = _find_errors(script)
+    certain = [one for one in errors if one.code == _NAMES and one.severity == "error"]
+    _warn([error for error in errors if error not in certain])
+    return [
+        f"{error.path}:{error.line}: {error.what.rstrip('.')} ({error.code}; if you know better, "
+        f"add the comment: # echelon: ignore {error.code})"
+        for error in certain
+    ]
+
+
+def refuse_job_script(script: Path, command: str) -> None:
+    """Refuse a job script as the training script, because each rank would execute all of it.
+
+    Raises:
+        UsageError: the script has #SBATCH lines.
+    """
+    try:
+        head = script.read_bytes()[:65536]
+    except OSError:
+        return  # reported as a missing script
+    if head.startswith(b"#!") and re.search(rb"^#SBATCH\s", head, re.MULTILINE):
+        raise UsageError(
+            f"{script.name} is a job script with #SBATCH lines, not a training script",
+            hint=f"did you mean: echelon {command} --from {shlex.quote(os.path.relpath(script))}",
+        )
+
+
+def mention_directives(script: Path) -> None:
+    """Warn about #SBATCH directives that Slurm, and therefore --from, ignores or misreads."""
+    _warn([error for error in _find_errors(script) if error.code in ("E102", "E106")])
+
+
+def _find_errors(script: Path) -> "list[Finding]":
+    """Return the errors in a script, and all its undefined names.
+
+    Return nothing if the file is not text, or the extra `lint` is not installed.
+    """
+    try:
+        from echelon.lint.files import DiskFiles  # noqa: PLC0415
+        from echelon.lint.linting import lint  # noqa: PLC0415
+        from echelon.lint.rule import Severity  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return []
+    text = DiskFiles().read(str(script))
+    found = lint(text, path=str(script), files=DiskFiles()) if text else []
+    own = [one for one in found if one.path == str(script)]
+    return [one for one in own if one.severity is Severity.ERROR or one.code == _NAMES]
+
+
+def _warn(errors: "list[Finding]") -> None:
+    for error in errors:
+        note(f"warning: {error.path}:{error.line}: {error.code}: {error.what}")

@@ -5,54 +5,35 @@ The host submits the project that was sent with `pipeline.py`.
 
 import os
 import shlex
-import time
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from echelon.client.code.code_listing import find_root
 from echelon.client.code.project import Project
-from echelon.client.remote.register import forget_run, record_run
-from echelon.client.remote.remote_calls import Progress, make_site, open_host, talking
+from echelon.client.remote.remote_calls import ProgressNotes, exchange, make_site, submit_once
 from echelon.client.remote.sending import describe_project, send_project
-from echelon.client.submit.checks import check_files, check_sweep
+from echelon.client.submit.checks import check_files, check_script, check_sweep, refuse_job_script
 from echelon.client.submit.parameters import split_array
 from echelon.client.submit.pipeline import Request
-from echelon.client.submit.run_names import new_run_id
-from echelon.client.submit.script_checks import check_script, refuse_job_script
-from echelon.clusters.ssh.call import SUBMIT, Call
-from echelon.clusters.ssh.failures import UnreachableError
-from echelon.clusters.ssh.host import LostConnectionError
+from echelon.client.submit.run_files import new_run_id
+from echelon.clusters.ssh.call import SUBMIT
 from echelon.clusters.ssh.site import Site
 from echelon.core.frozen import frozen
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell, Shell
 from echelon.core.units import format_bytes
 from echelon.core.userstate import state_folder
-from echelon.errors import (
-    ConflictError,
-    EchelonError,
-    MissingProgramError,
-    NotFoundError,
-    NotPermittedError,
-    UsageError,
-)
+from echelon.errors import UsageError
 from echelon.run.request import render_spec
 from echelon.run.sweep import Table
 from echelon.spec.conflicts import TYPED
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
-_REFUSALS = (
-    *(UnreachableError, MissingProgramError, UsageError, NotFoundError, ConflictError),
-    NotPermittedError,
-)
-"""Errors after which nothing was queued."""
-_TRIES = 6
-"""How often a submission is tried if the connection is lost."""
-_PAUSE_S = 2.0
 _MOST_ADDED = 40 << 20
 """Limit for a function in bytes: Base64 makes it a third larger, and it is sent in one message."""
 
@@ -151,22 +132,16 @@ def prepare_for_host(checked: CheckedForHost) -> PreparedForHost:
 
 def send(prepared: PreparedForHost) -> QueuedThere:
     """Send a project and a request, which the host queues."""
-    header, checked = prepared.header, prepared.checked
-    run_id, site, root = str(header["run"]), checked.site, checked.root
-    # The run is recorded first, because the answer may be lost.
-    record_run(run_id, root, site, os.environ, sweep=checked.table is not None)
-    try:
-        found = _submit(site, header, prepared.project, root)
-    except LostConnectionError:
-        raise  # the run may be queued
-    except _REFUSALS:
-        forget_run(run_id, os.environ)
-        raise
-    except KeyboardInterrupt:
-        note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
-        raise
+    checked, run_id = prepared.checked, str(prepared.header["run"])
+    found = submit_once(
+        run_id,
+        checked.root,
+        checked.site,
+        partial(_send, prepared),
+        sweep=checked.table is not None,
+    )
     return QueuedThere(
-        site=site,
+        site=checked.site,
         run_id=str(found["run"]),
         directory=str(found["directory"]),
         job_id=str(found["job_id"]),
@@ -238,37 +213,12 @@ def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, Any]:
     }
 
 
-def _submit(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
-    """Submit a run or sweep once, and connect again whenever the connection is lost."""
-    connected = False
-    for left in reversed(range(_TRIES)):
-        try:
-            return _try(site, header, project, root)
-        except LostConnectionError as error:
-            connected, why = True, error.message
-        except EchelonError as error:
-            if not connected:
-                raise
-            why = error.message  # an earlier attempt may have queued the run
-        if left:
-            note(f"{why}; connecting again")
-            time.sleep(_PAUSE_S)
-    raise LostConnectionError(
-        f"the connection to {site.host} was lost, and it is not known whether "
-        f"{header['run']} was queued: {why}",
-        hint=f"ask when the host can be reached again: echelon {_query(header)}",
-    )
-
-
-def _query(header: Mapping[str, Any]) -> str:
-    return f"{'sweep ' if 'sweep' in header else ''}status {header['run']}"
-
-
-def _try(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
-    call = Call(argv=(SUBMIT,), folder=site.workdir, framed=False)
-    with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
-        stream.send(header)
-        sent = send_project(project, root, stream, Progress())
+def _send(prepared: PreparedForHost) -> dict[str, Any]:
+    """Send a project and a request once, and return the host's answer."""
+    checked = prepared.checked
+    with exchange(checked.site, SUBMIT) as stream:
+        stream.send(prepared.header)
+        sent = send_project(prepared.project, checked.root, stream, ProgressNotes())
         answer = stream.receive()
     for text in (*(f"warning: {one}" for one in sent.warnings), *answer.pop("notes")):
         note(str(text))

@@ -14,19 +14,22 @@ from pathlib import Path
 from echelon.client.code.snapshot import copy_again, take_snapshot
 from echelon.client.submit.checks import (
     check_pack,
+    check_script,
     check_sweep,
     find_function_problems,
     find_problems,
+    refuse_job_script,
 )
-from echelon.client.submit.environments import find_environment
 from echelon.client.submit.images import settle_image
 from echelon.client.submit.parameters import split_array
-from echelon.client.submit.queueing import queue_attempt
-from echelon.client.submit.run_files import pack_request, write_files
-from echelon.client.submit.run_names import new_run_id
-from echelon.client.submit.script_checks import check_script, refuse_job_script
+from echelon.client.submit.run_files import (
+    find_environment,
+    new_run_id,
+    pack_request,
+    write_files,
+)
 from echelon.client.submit.target import Target, choose_cluster, choose_spec
-from echelon.clusters.base import Cluster
+from echelon.clusters.base import Cluster, queue_attempt
 from echelon.clusters.local import LocalCluster, fit_allocation
 from echelon.core import userstate
 from echelon.core.atomic_file import remove_tree

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from echelon.client.code.code_listing import find_mirror
+from echelon.client.code.code_listing import find_workdir
+from echelon.client.submit.checks import mention_directives
 from echelon.client.submit.config_file import PROJECT, read_own, read_project, take_table
 from echelon.client.submit.job_script import mention_unused, read_job_script, take_program
-from echelon.client.submit.script_checks import mention_directives
 from echelon.core.notes import note
 from echelon.errors import UsageError
 from echelon.spec.job_spec import KEYS
@@ -20,8 +20,8 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
     """Merge flags, project file, profile and user settings."""
     project = read_project(folder, environ, note, named=flags.get("config"))
     merged = _merge(flags, project, environ)
-    if merged.host and not flags.get("host") and find_mirror(folder.resolve()):
-        return replace(merged, host="")  # a mirror is on the host itself
+    if merged.host and not flags.get("host") and find_workdir(folder.resolve()):
+        return replace(merged, host="")  # a workdir is on the host itself
     return merged
 
 

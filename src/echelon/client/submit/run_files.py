@@ -1,19 +1,30 @@
-"""Writes the files of a new run: its request, its script and the launcher."""
+"""Names a new run, and writes its files: its request, its script and the launcher."""
 
 import hashlib
+import re
+import secrets
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.client.submit.checks import name_python
 from echelon.client.submit.launcher import ship_launcher
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, write_atomic
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError
 from echelon.launch.program import find_program
+from echelon.launch.stage.manifest import SYSTEM, describe_folder
 from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import Environment, render_spec
 from echelon.run.sweep import SweepDir, Table, write_table
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
+
+_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
+"""Letters and digits that are not easily confused."""
+_LOOK = "import sys; print(sys.prefix)"
 
 
 def write_files(
@@ -86,3 +97,49 @@ def freeze_request(run: RunDir, spec: JobSpec, folder: Path, *, has_copy: bool) 
     if spec.style == "echelon":
         return frozen
     return replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})  # srun labels each task's lines
+
+
+def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment | None:
+    """Return the environment to stage; None if only the nodes can determine it.
+
+    With its digest, nodes that have a copy of the environment do not read storage.
+
+    Args:
+        spec: the request.
+        folder: the job's directory.
+        shell: runs another Python.
+    """
+    if not spec.stage or spec.image or spec.conda or spec.modules or spec.prologue:
+        return None
+    python = name_python(spec, folder)
+    try:
+        prefix = sys.prefix
+        if python != sys.executable:
+            prefix = shell.run([python, "-c", _LOOK], timeout_s=60).check().stdout.strip()
+        if prefix in SYSTEM:
+            return None
+        return Environment(prefix=prefix, digest=describe_folder(Path(prefix)).digest)
+    except (EchelonError, OSError):
+        return None
+
+
+# --- its id -----------------------------------------------------------------------------------
+
+
+def new_run_id(spec: JobSpec) -> str:
+    """Return an id for a run: the job's name and four random letters."""
+    return name_run(_stem(spec))
+
+
+def name_run(stem: str) -> str:
+    """Return an id with a given beginning."""
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+
+
+def may_be_named(name: str, spec: JobSpec) -> bool:
+    """Tell whether a run with this request can have this id."""
+    return re.fullmatch(rf"{re.escape(_stem(spec))}-[{_LETTERS}]{{4}}", name) is not None
+
+
+def _stem(spec: JobSpec) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", spec.job_name).strip("-.")[:40] or "run"

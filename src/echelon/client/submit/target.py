@@ -1,6 +1,5 @@
 """Chooses the cluster of a new run, and the part of a request that this cluster supports."""
 
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -102,7 +101,9 @@ def choose_python(spec: "JobSpec", environ: Mapping[str, str], *, inherits: bool
         return replace(spec, python=sys.executable)
     if prefix := environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
         return spec if inherits else replace(spec, python=f"{prefix}/bin/python")
-    if importlib.util.find_spec("torch") is None:
+    from importlib.util import find_spec  # noqa: PLC0415  commands that list runs do not need it
+
+    if find_spec("torch") is None:
         return spec
     return replace(spec, python=sys.executable)
 

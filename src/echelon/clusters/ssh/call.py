@@ -28,8 +28,8 @@ class Call:
     folder: str
     """Its working directory; `~` is the home directory there."""
     framed: bool = True
-    """Whether it answers with frames, which are lines of JSON. Otherwise it uses a two-way stream
-    or, with `terminal`, a terminal of its own."""
+    """Whether it answers with its output as messages. Otherwise both sides exchange messages and
+    data or, with `terminal`, it has a terminal of its own."""
     terminal: bool = False
     """Whether its output is shown in a terminal."""
     columns: int = 0

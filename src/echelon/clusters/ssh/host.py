@@ -5,10 +5,9 @@ anything before it.
 """
 
 import contextlib
-import json
 import threading
 from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from echelon.clusters.ssh.call import LOST, MARK, Call
 from echelon.clusters.ssh.connection import Connection
@@ -16,8 +15,8 @@ from echelon.clusters.ssh.failures import UnreachableError, explain_ssh, is_lost
 from echelon.clusters.ssh.installed import FOLDER, find_id
 from echelon.clusters.ssh.site import Site
 from echelon.clusters.ssh.stream import Stream
+from echelon.core.records import to_count
 from echelon.core.shell import Shell
-from echelon.core.terminal_escape import in_one_line
 from echelon.core.userstate import state_folder
 from echelon.errors import EchelonError, UnavailableError
 
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
     import subprocess
 
 _MOST_ERRORS = 1 << 16
-_SHOWN = 80
-"""Bytes of an unexpected answer that an error shows."""
-_LONGEST = 1 << 24
-"""Most bytes of a frame, which holds a part of a command's output."""
+_TYPES: Mapping[str, type] = {"out": str, "err": str, "at": dict}
+"""Types of the parts of a command's output."""
 
 
 class LostConnectionError(UnreachableError):
@@ -87,26 +84,6 @@ class Host:
         return LOST if is_lost(code) else code
 
 
-def parse_frame(line: bytes) -> list[Any] | None:
-    """Return the kind and the value of a frame; None if the line is damaged. Pure."""
-    try:
-        frame = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(frame, list) or len(frame) != 2 or not isinstance(frame[0], str):
-        return None
-    kind, value = frame
-    if kind in ("out", "err"):
-        return frame if isinstance(value, str) else None
-    if kind == "end":
-        return frame if type(value) is int and 0 <= value <= LOST else None
-    return frame
-
-
-def _show(line: bytes) -> str:
-    return line[:_SHOWN].decode(errors="replace").strip()
-
-
 class Talk:
     """A command that runs on the host."""
 
@@ -119,6 +96,13 @@ class Talk:
         self._errors = bytearray()
         self._drain = threading.Thread(target=self._read_errors, daemon=True)
         self._drain.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        """Wait for the command's end; end it now after an error."""
+        self.close() if kind else self.finish()
 
     def _read_errors(self) -> None:
         assert self._program.stderr is not None
@@ -134,24 +118,23 @@ class Talk:
                 return True
         return False
 
-    def frames(self) -> Iterator[list[Any]]:
-        """Yield the command's frames, until its end.
+    def output_parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the command's output as `out` and `err`, and at last `end` with its exit code.
+
+        Between them, a command that follows a run sends `at` with how far it has printed.
 
         Raises:
             LostConnectionError: the connection broke before the end.
         """
-        while (line := self.output.readline(_LONGEST)).endswith(b"\n"):
-            frame = parse_frame(line)
-            if frame is None:
-                self.close()
-                raise UnavailableError(
-                    f"unexpected data from {self._host}: {in_one_line(_show(line))}",
-                    hint="use the same version of Echelon on both ends; try again",
-                )
-            yield frame
-            if frame[0] == "end":
-                return
-        raise self.explain()
+        with self.stream() as stream:
+            while True:
+                [(kind, value)] = list(stream.receive().items())[:1] or [("", None)]
+                code = to_count(value, below=LOST + 1) if kind == "end" else None
+                if code is None and not isinstance(value, _TYPES.get(kind, ())):
+                    raise stream.refuse(f"a message '{kind[:80]}'")
+                yield kind, value
+                if code is not None:
+                    return
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:

@@ -9,11 +9,11 @@ import contextlib
 import io
 import os
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from echelon.core.records import MOST_COUNT, parse_json, render_json, to_count
+from echelon.core.records import parse_json, render_json, to_count
 from echelon.core.terminal_escape import in_one_line
 from echelon.errors import (
     ConflictError,
@@ -26,6 +26,8 @@ from echelon.errors import (
 )
 
 CHUNK_BYTES = 1 << 20
+Progress = Callable[[int, int], None]
+"""Called with the number of transferred bytes, and with the number of all bytes to transfer."""
 MOST_LINE_BYTES = 64 << 20
 """Longest message; the description of 50,000 files is far shorter."""
 _SHOWN = 80
@@ -109,13 +111,13 @@ class Stream:
             raise self._fail() from error
         if len(line) > MOST_LINE_BYTES:
             raise self.refuse(f"a message of more than {MOST_LINE_BYTES:,} bytes")
+        if not line.endswith(b"\n"):
+            raise self._fail(line)
         try:
             record = parse_json(line)
         except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n"):
-                raise self._fail(line) from error
             raise self.refuse(_show(line)) from error
-        if not isinstance(record, dict) or not line.endswith(b"\n"):
+        if not isinstance(record, dict):
             raise self.refuse(_show(line))
         if "error" in record:
             raise _parse_error(record["error"], self.peer)
@@ -206,8 +208,13 @@ def _show(line: bytes) -> str:
     return f"'{text}…'" if len(line) > _SHOWN else f"'{text}'"
 
 
+def error_class(code: object) -> type[EchelonError]:
+    """Return the class of the error that ends a command with an exit code."""
+    return _KINDS.get(to_count(code) or 0, EchelonError)
+
+
 def _parse_error(about: Any, peer: str) -> EchelonError:
     found = about if isinstance(about, dict) else {}
-    kind = _KINDS.get(to_count(found.get("code"), below=MOST_COUNT) or 0, EchelonError)
+    kind = error_class(found.get("code"))
     message, hint = str(found.get("message", "unknown error")), str(found.get("hint", ""))
     return kind(f"{peer}: {message[:10_000]}", hint=hint[:10_000])

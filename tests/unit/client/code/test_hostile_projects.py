@@ -89,9 +89,9 @@ def test_another_remembered_file_is_not_a_record(project, content):
 
 def test_a_record_that_moves_with_its_folder_is_still_known(project, home):
     send(project, home / "copy").check()
-    assert find_kind(home / "copy") == Kind.MIRROR
+    assert find_kind(home / "copy") == Kind.WORKDIR
     (home / "copy").rename(home / "moved")
-    assert find_kind(home / "moved") == Kind.MIRROR
+    assert find_kind(home / "moved") == Kind.WORKDIR
 
 
 def test_a_record_in_the_target_does_not_choose_what_is_removed(project, home):

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from echelon.client.code import snapshot
-from echelon.client.code.code_entries import examine, place_link
 from echelon.client.code.code_listing import Listing
-from echelon.client.code.snapshot import check_size, find_largest, take_snapshot
+from echelon.client.code.snapshot import (
+    check_size,
+    examine,
+    find_largest,
+    place_link,
+    take_snapshot,
+)
 from echelon.core import files
 from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.files import Entry, Stamp

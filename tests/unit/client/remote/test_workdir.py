@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.client.code.code_listing import Kind, find_kind
-from echelon.client.code.mirror_record import Found, find_record
 from echelon.client.code.project import LINK, Project, ProjectFile
 from echelon.client.code.tree import Tree
+from echelon.client.code.workdir_record import Found, find_record
 from echelon.client.remote import workdir as workdir_module
 from echelon.client.remote.workdir import Workdir, find_changes
 from echelon.core import files
@@ -347,7 +347,7 @@ def test_a_changed_record_prevents_overwriting(project, workdir, text):
     assert isinstance(send(project, workdir).laptop, ConflictError)
     write(project, {"train.py": "train\n"})
     send(project, workdir).check()
-    assert find_kind(workdir) == Kind.MIRROR
+    assert find_kind(workdir) == Kind.WORKDIR
 
 
 def test_nothing_is_sent_if_the_record_cannot_be_remembered(project, workdir, monkeypatch):

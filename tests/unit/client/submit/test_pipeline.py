@@ -7,7 +7,7 @@ import pytest
 
 from echelon.client.submit import pipeline
 from echelon.client.submit.parameters import split_array
-from echelon.client.submit.run_names import new_run_id
+from echelon.client.submit.run_files import new_run_id
 from echelon.client.submit.target import Target
 from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import write_atomic

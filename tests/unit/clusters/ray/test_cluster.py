@@ -11,8 +11,8 @@ import time
 import pytest
 
 from echelon.client.manage.run_status import current_job
-from echelon.client.submit.queueing import queue_attempt
 from echelon.client.submit.target import choose_python
+from echelon.clusters.base import queue_attempt
 from echelon.clusters.ray.address import (
     HttpFetch,
     JobName,

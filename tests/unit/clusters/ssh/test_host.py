@@ -5,7 +5,7 @@ import pytest
 from echelon.clusters.ssh.host import LostConnectionError, Talk
 from echelon.errors import EchelonError
 
-BEGIN = "printf '\\036echelon\\n'; printf '[\"out\", \"a\"]\\n'; "
+BEGIN = "printf '\\036echelon\\n'; printf '{\"out\": \"a\"}\\n'; "
 
 
 def talk(script):
@@ -18,15 +18,15 @@ def test_ssh_that_fails_or_is_killed_is_a_lost_connection(end):
     """Commands that follow a run connect again after this error."""
     there = talk(end)
     assert there.has_begun()
-    frames = there.frames()
-    assert next(frames) == ["out", "a"]
+    parts = there.output_parts()
+    assert next(parts) == ("out", "a")
     with pytest.raises(LostConnectionError, match="the connection to login failed"):
-        next(frames)
+        next(parts)
 
 
-def test_a_command_without_its_last_frame_is_reported_as_a_bug():
+def test_a_command_without_its_exit_code_is_reported_as_a_bug():
     there = talk("echo odd >&2; exit 3")
     assert there.has_begun()
     with pytest.raises(EchelonError, match="ended with exit code 3: odd") as caught:
-        list(there.frames())
+        list(there.output_parts())
     assert "this is a bug" in caught.value.hint

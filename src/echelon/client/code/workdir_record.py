@@ -28,7 +28,7 @@ FOLDER = "folder"
 
 
 @frozen
-class MirrorRecord:
+class WorkdirRecord:
     """What Echelon wrote to a workdir."""
 
     project: Project = field(default_factory=Project)
@@ -50,7 +50,7 @@ class MirrorRecord:
         return known
 
 
-def find_record(root: Path) -> MirrorRecord | None:
+def find_record(root: Path) -> WorkdirRecord | None:
     """Return a folder's record; None if there is none, or this user did not write it."""
     try:
         content = read_bytes(root / RECORD)
@@ -59,9 +59,9 @@ def find_record(root: Path) -> MirrorRecord | None:
         return None  # remembered content may be another file of this user, such as a script
 
 
-def _parse(record: Mapping[str, Any]) -> MirrorRecord:
+def _parse(record: Mapping[str, Any]) -> WorkdirRecord:
     before = record["before"]
-    return MirrorRecord(
+    return WorkdirRecord(
         project=parse_project(record["project"]),
         before=None if before is None else {str(path): str(one) for path, one in before.items()},
         theirs=tuple(map(str, record["theirs"])),
@@ -69,7 +69,7 @@ def _parse(record: Mapping[str, Any]) -> MirrorRecord:
     )
 
 
-def write_record(root: Path, record: MirrorRecord) -> None:
+def write_record(root: Path, record: WorkdirRecord) -> None:
     """Write the record of a folder.
 
     Raises:
@@ -111,7 +111,7 @@ class Found(NamedTuple):
         return (self.identity, self.executable) == (file.digest, file.executable)
 
 
-def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
+def examine_path(tree: Tree, path: str, record: WorkdirRecord) -> Found:
     """Examine a path; files with a known stamp are not read."""
     try:
         status = tree.find(path)
@@ -134,7 +134,7 @@ def examine_path(tree: Tree, path: str, record: MirrorRecord) -> Found:
     return Found(identity=digest, executable=bool(status.st_mode & stat.S_IXUSR), stamp=stamp)
 
 
-def is_changed(root: Path, record: MirrorRecord) -> bool:
+def is_changed(root: Path, record: WorkdirRecord) -> bool:
     """Tell whether a file or link of the project was changed since it was sent."""
     project = record.project
     try:

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from echelon.client.code.code_listing import Kind, find_root, list_project, read_commit
-from echelon.client.code.mirror_record import find_record
 from echelon.client.code.snapshot import take_snapshot
+from echelon.client.code.workdir_record import find_record
 from echelon.core.shell import LocalShell
 from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
@@ -44,9 +44,9 @@ def test_a_submission_on_the_host_records_the_commit_of_the_laptop(repository, w
     write(workdir, {"data/big": "data\n", "pkg/ext.so": "", "pkg/__pycache__/x.pyc": ""})
     write(workdir, {".venv/pyvenv.cfg": "", "runs/x/y": ""})
     shell, runs = LocalShell(), workdir / "runs"
-    assert find_root(workdir / "pkg", None, shell) == (workdir, Kind.MIRROR)
-    assert find_root(workdir.parent, workdir / "train.py", shell) == (workdir, Kind.MIRROR)
-    listing = list_project(workdir, shell, kind=Kind.MIRROR, runs=runs)
+    assert find_root(workdir / "pkg", None, shell) == (workdir, Kind.WORKDIR)
+    assert find_root(workdir.parent, workdir / "train.py", shell) == (workdir, Kind.WORKDIR)
+    listing = list_project(workdir, shell, kind=Kind.WORKDIR, runs=runs)
     assert set(listing.code) == set(content(repository)) - {
         name for name in content(repository) if name.startswith(".git/")
     }
