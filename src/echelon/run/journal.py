@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.steady_clock import SET_S, SteadyClock
 from echelon.run.attempts import Outcome
 from echelon.run.background_writer import AWAY, FULL, BackgroundWriter
 from echelon.run.directory import RunDir
@@ -30,8 +31,6 @@ _FIRST_S = 1.0
 """How long a message waits for the records that it refers to."""
 _SAY_S = 5.0
 """How long a slow reader of the job's output may block us."""
-_SET_S = 10.0
-"""A clock that differs by more was set: smaller corrections do not matter."""
 
 
 NoteTaker = Callable[[ControllerEvent], None]
@@ -51,7 +50,8 @@ class Journal:
     ) -> None:
         self.run, self.attempt = run, attempt
         self._say, self._clock = say, clock
-        self._booted_s = clock() - _uptime()
+        self.now = SteadyClock(clock).now
+        """Returns the time of day, as if the clock had not been set since the start."""
         self._ahead_s = 0.0
         self._events = EventLog(
             run.events_of(f"controller-{attempt}"),
@@ -62,14 +62,10 @@ class Journal:
         self._output = BackgroundWriter("output")
         atexit.register(self._flush)
 
-    def now(self) -> float:
-        """Return the time of day, as if the clock had not been set since the start."""
-        return self._booted_s + _uptime()
-
     def note(self, event: ControllerEvent) -> None:
         """Record an event."""
         ahead_s = self._clock() - self.now()
-        if abs(ahead_s - self._ahead_s) > _SET_S:
+        if abs(ahead_s - self._ahead_s) > SET_S:
             self._ahead_s = ahead_s
             self._events.write(ClockSet(seconds=round(ahead_s, 3)))
         self._events.write(event)
@@ -130,11 +126,6 @@ class Journal:
         """Write what can be written when an exception ends the controller."""
         for writer in (self._events.writer, self._output):
             writer.settle(1.0)
-
-
-def _uptime() -> float:
-    """Return the seconds since the machine started; unlike `monotonic`, also those asleep."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def write_error(text: str) -> None:
