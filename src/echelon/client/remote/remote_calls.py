@@ -216,8 +216,12 @@ def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str
     Args:
         site: where the run is.
         wanted: the parameters of `follow_run`.
+
+    Raises:
+        EchelonError: the run cannot be followed; its class and hint are those of the host.
     """
     from echelon.clusters.ssh.call import FOLLOW  # noqa: PLC0415
+    from echelon.clusters.ssh.stream import parse_error  # noqa: PLC0415
 
     asked: dict[str, Any] = {"rank": [], "raw": False, "tail": None, "since": "", "begin": None}
     asked |= {"resubmit": False, "show": True, **wanted}
@@ -234,6 +238,8 @@ def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str
                     waiting.clear()
                     if kind == "at":
                         asked["begin"] = value
+                    elif kind == "error":
+                        raise parse_error(value, site.host)
                     elif kind == "end":
                         yield kind, int(value)
                         return
