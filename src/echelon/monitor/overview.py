@@ -74,9 +74,10 @@ class _Line:
     def _began_s(self) -> float | None:
         """Return when the newest attempt began, by the clock that shows how long it runs."""
         attempt = self._state.attempt
-        if attempt is None or attempt.outcome:
-            return attempt and attempt.began_s
-        return attempt.began_s + find_clock_lead(self._run, attempt.number)
+        if attempt is None:
+            return None
+        over = bool(attempt.outcome)
+        return attempt.began_s + (0.0 if over else find_clock_lead(self._run, attempt.number))
 
     def _find_metric(self) -> tuple[str, float | str | None] | None:
         """Return the name and the newest value of the loss, or of the first metric there is."""

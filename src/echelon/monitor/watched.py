@@ -129,11 +129,10 @@ class Watched:
 
     def _now(self) -> float:
         """Return the time of day, by the clock that the run's times follow."""
-        attempt = self._reader.state.attempt
-        lead_s = (
-            find_clock_lead(self._run, attempt.number) if attempt and not attempt.outcome else 0.0
-        )
-        return self._clock() - lead_s
+        attempt, now_s = self._reader.state.attempt, self._clock()
+        if attempt is None or attempt.outcome:
+            return now_s
+        return now_s - find_clock_lead(self._run, attempt.number)
 
     # --- output ---------------------------------------------------------------------------------
 
