@@ -7,7 +7,8 @@ with two ranks, under torchrun and under `echelon run`, on small data (toys.py).
 rank 1 is killed; the launcher gets Ctrl-C; rank 1 is killed and restarts are allowed. Scripts are
 not changed, only given arguments. Ten run on the CPU with gloo. The ranks of nanoGPT, multinode,
 timm and open_clip share one GPU, as two nodes; multinode and timm use NCCL, and for that need 2.30
-or newer, or --preload. What a script imports has to be installed.
+or newer, or --preload. What a script imports has to be installed. The one with JAX is in this
+repository: CHECKOUTS/echelon is a link to it.
 Writes benchmarks/results/unmodified.json.
 """
 
@@ -44,7 +45,7 @@ LEFT_S = 2.0
 MORE_STEPS = 5
 """Steps between the last checkpoint and the interruption, at least."""
 PACKAGES = ("torch", "torchvision", "lightning", "transformers", "accelerate", "diffusers", "timm")
-PACKAGES += ("trl", "datasets", "deepspeed")
+PACKAGES += ("trl", "datasets", "deepspeed", "jax")
 INTERRUPTIONS = {"killed": 0, "ctrl-c": 0, "killed, restarts": 3}
 """What is done → the number of restarts allowed."""
 LAUNCHERS = ("torchrun", "echelon")
@@ -303,6 +304,17 @@ SCRIPTS = (
         step=r"\[ *(\d+), +(\d+)\] loss",
         weights=(625, 1),
         toys={"training/cifar/data": toys.write_cifar, "toy": toys.write_unchecked},
+    ),
+    Script(  # public programs with JAX start their ranks by other means than torchrun's variables
+        name="alone_jax",
+        repository="echelon",
+        commit="",
+        folder="tests/slurm/frameworks",
+        file="alone_jax.py",
+        arguments="100000 0.05 50",
+        environ={"JAX_PLATFORMS": "cpu"},
+        step=r"\bstep (\d+)",
+        checkpoint="checkpoint.npz",
     ),
 )
 
@@ -633,7 +645,7 @@ def versions():
 def check_commit(script, checkouts):
     """Complain if a checkout is at another commit than the one that was measured."""
     checkout = checkouts / script.repository.rpartition("/")[2]
-    if (checkout / ".git").exists():
+    if script.commit and (checkout / ".git").exists():
         argv = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
         commit = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
         if commit != script.commit:

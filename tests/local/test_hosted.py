@@ -10,7 +10,9 @@ import threading
 import pytest
 
 from echelon.cli import main
+from echelon.client.python.hosted_run import HostedRun
 from echelon.client.remote.workdir import hold_workdir
+from echelon.clusters.ssh import connection
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.host import Host, LostConnectionError, Talk
@@ -18,7 +20,7 @@ from echelon.clusters.ssh.installed import FOLDER
 from echelon.clusters.ssh.site import Site, check_host, default_workdir
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
-from echelon.errors import NotPermittedError, UnavailableError, UsageError
+from echelon.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
 from requirements import require_root
 
 SSH = """\
@@ -113,6 +115,11 @@ def test_a_missing_folder_is_an_error_of_its_own(host):
     talk.finish()
     assert parts[-1] == ("end", 66)
     assert "does not exist" in parts[0][1]
+
+
+def test_a_run_that_cannot_be_followed_is_an_error_and_not_an_empty_output(host):
+    with pytest.raises(NotFoundError, match="h: no run 'nothing' in runs"):
+        list(HostedRun(host.site, "nothing").lines(follow=True, rank=None))
 
 
 def test_a_call_survives_any_word():
@@ -294,6 +301,25 @@ def test_who_vanishes_does_not_hold_the_project(host, tmp_path):
     with hold_workdir(tmp_path / "home" / "project", timeout_s=30):
         pass
     gone.finish()
+
+
+def test_a_shared_connection_that_does_not_answer_is_named(tmp_path, monkeypatch):
+    """Its ssh may be suspended: without a limit, commands would wait for it without a message."""
+    monkeypatch.setattr(connection, "_ANSWER_S", 0.5)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\npath=none\nfor word; do case $word in\n"
+        "-o) ;; ControlPath=*) path=$word ;;\n-O) exec sleep 600 ;;\n"
+        '-G) echo "controlpath ${path#ControlPath=}"; exit 0 ;;\nesac; done\n'
+    )
+    ssh.chmod(stat.S_IRWXU)
+    environ = {
+        "ECHELON_SSH": str(ssh),
+        "XDG_STATE_HOME": "/nonexistent-and-longer-than-a-socket-can-be",
+    }
+    with pytest.raises(UnavailableError, match="connection to h did not answer within") as caught:
+        Connection("h", LocalShell(), environ).connect()
+    assert f"rm /tmp/echelon-ssh-{os.getuid()}/%C" in caught.value.hint
 
 
 def test_a_slow_login_at_one_host_does_not_block_another(tmp_path):

@@ -92,6 +92,7 @@ SCRIPTS = {"lightning": LIGHTNING, "accelerate": ACCELERATE, "tutorial": TUTORIA
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("style", ["echelon", "srun", "static", "torchrun"])
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_scripts_of_other_frameworks_run_unmodified(full, tmp_path, framework, style):
@@ -112,7 +113,7 @@ def test_scripts_of_other_frameworks_run_unmodified(full, tmp_path, framework, s
     spec = merge([Layer(source="t", values=values)]).spec
     run = prepare_run(spec, tmp_path / "runs", tmp_path)
     job = full.exec("sbatch", "--parsable", str(run.script)).strip()
-    state = full.await_job(job, "COMPLETED", "FAILED", "NODE_FAIL", timeout_s=170)
+    state = full.await_job(job, "COMPLETED", "FAILED", "NODE_FAIL", timeout_s=600)
     assert state["JobState"] == "COMPLETED", (tmp_path / "out").read_text()
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
     assert {rank["world"] for rank in ranks} == {4}

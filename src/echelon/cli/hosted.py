@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from echelon.clusters.ssh.call import FOLLOW, LOST, MARK, SEND, SUBMIT, Call
-from echelon.clusters.ssh.stream import PatientFile, Stream
+from echelon.clusters.ssh.stream import PatientFile, Stream, describe_error
 from echelon.core.atomic_file import make_private
 from echelon.errors import EchelonError, NotFoundError, UsageError
 
@@ -81,7 +81,10 @@ def _run(call: Call, stream: Stream | None = None) -> int:
         return 130
     except Exception as error:  # noqa: BLE001  every error is reported
         failure = explain(error)
-        console.print_error(failure)
+        if call.argv[0] == FOLLOW and stream is not None:
+            stream.send({"error": describe_error(failure)})  # Python raises it, not only a terminal
+        else:
+            console.print_error(failure)
         return failure.exit_code
     return run(list(call.argv))
 

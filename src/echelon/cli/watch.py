@@ -17,6 +17,7 @@ from echelon.cli.remote import in_terminal
 from echelon.cli.run_options import Run, RunsDir, on_host
 from echelon.core.terminal_escape import settled
 from echelon.errors import UsageError
+from echelon.run.attempts import find_clock_lead
 from echelon.run.directory import RUNS, RunDir
 from echelon.run.listing import find_run
 
@@ -62,7 +63,7 @@ class _Screen:
         from echelon.monitor.reading import RunReader  # noqa: PLC0415
         from echelon.run.rank_logs import RunLogs  # noqa: PLC0415
 
-        self._reader = RunReader(run)
+        self._run, self._reader = run, RunReader(run)
         self._logs = RunLogs(run.logs, recent=_RECENT)
         self._lines = deque[str](maxlen=_LOGS)
 
@@ -73,12 +74,13 @@ class _Screen:
         state = self._reader.read()
         for line in self._logs.read(over=False, now_s=time.time()):
             self._lines.append(f"{line.rank}: {settled(line.text)}")
+        lead_s = find_clock_lead(self._run, state.attempt.number) if state.attempt else 0.0
         return View(
             state=state,
             history=self._reader.history,
             effective=account(state).render(),
             logs=tuple(self._lines),
-            now_s=time.time(),
+            now_s=time.time() - lead_s,
         )
 
 

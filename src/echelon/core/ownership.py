@@ -4,6 +4,7 @@ A file is as trustworthy as the weakest folder on its path: a user who can write
 rename an entry and put another file in its place.
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -67,6 +68,19 @@ def find_intruder(path: Path, user: User | None = None) -> str:
         sticky = stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX and step != path
         if not sticky and (who := find_writers(step, entry, user)):
             return f"{who} can write to {step}"
+    return ""
+
+
+def find_foreign_owner(path: Path) -> str:
+    """Return who else owns a file or a link to it; empty if nobody, or if it does not exist.
+
+    For a file in a folder that others could write to earlier, and cannot any more.
+    """
+    for follow in (False, True):
+        with contextlib.suppress(FileNotFoundError):
+            uid = path.stat(follow_symlinks=follow).st_uid
+            if uid not in (os.geteuid(), _ROOT):
+                return f"{path} belongs to {_name(uid)}"
     return ""
 
 

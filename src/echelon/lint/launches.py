@@ -103,6 +103,11 @@ class Launch:
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
 
+    @property
+    def parallel(self) -> bool:
+        """Whether it may start several ranks."""
+        return self.srun is not None or self.mpi or self.launcher is not None
+
     def place_of(self, word: Word | None, script: str) -> Place:
         """Return the place of an argument; that of the launch if `script` does not contain it."""
         return Place(self.path, word.line if word and self.path == script else self.line)

@@ -74,7 +74,7 @@ def _with_certain_edits(script: Script, rule: Rule, hit: Hit) -> Hit:
 
 def _merged(key: tuple[str, ...], same: list[tuple[Span, Hit]]) -> Finding:
     code, path, severity, what = key
-    same = sorted(same, key=lambda one: (one[0].line, one[0].column))
+    same = sorted(same, key=lambda one: (not one[1].leads, one[0].line, one[0].column))
     spans = list(dict.fromkeys(span for span, _ in same))
     return Finding(
         code=code,

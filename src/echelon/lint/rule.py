@@ -57,6 +57,8 @@ class Hit:
     """Set if it is lower than the rule's own severity."""
     edits: tuple[Edit, ...] = ()
     """The fix as edits of the file, if it is certain."""
+    leads: bool = False
+    """Whether a finding about several places shows this one first."""
 
 
 @frozen

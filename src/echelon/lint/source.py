@@ -6,7 +6,8 @@ gets ASCII of the same length, and texts are cut from the original. In tree-sitt
 therefore computed from byte offsets.
 
 The grammar ends a word before the last name in $A-$B.out, so X=$A-$B.out is an assignment and a
-command. It does not if a colon follows the name.
+command. It does not if a colon follows the name. It takes the keyword `time` for a program, and the
+statement behind it for arguments.
 """
 
 import re
@@ -18,6 +19,9 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 _SPLIT = re.compile(rb"(?<=[\w./:,@+=%-])(\$\w+)[./-](?=[\w.$/-])")
+_TIMED = re.compile(
+    rb"(?m)(?:^|[;|&({])[ \t]*time(?:[ \t]+-p)?(?=[ \t]+(?:\{|for|while|until|if|case)\s)"
+)
 _CALCULATES = re.compile(rb"\(\(|\[\[|\$\[|\blet\b|\$\{\w+:|<<")
 
 
@@ -46,9 +50,11 @@ class Source:
     def shown(self) -> bytes:
         """The input of the parser, whose bytes are at the same places.
 
-        Every byte that is not ASCII is an underscore, and $A-$B.out is $A-$B:out.
+        Every byte that is not ASCII is an underscore, $A-$B.out is $A-$B:out, and `time` before
+        another keyword is blank.
         """
         text = re.sub(rb"[\x80-\xff]", b"_", self._bytes)
+        text = _TIMED.sub(lambda found: found[0].partition(b"time")[0].ljust(len(found[0])), text)
         return b"\n".join(_without_splits(line) for line in text.split(b"\n"))
 
     def text(self, node: Node) -> str:

@@ -12,6 +12,7 @@ from echelon.monitor.accounting import account
 from echelon.monitor.openmetrics import RunSample
 from echelon.monitor.reading import note_submissions
 from echelon.monitor.state import RunState
+from echelon.run.attempts import find_clock_lead
 from echelon.run.directory import RunDir
 from echelon.run.event_log import parse_event
 from echelon.run.events import RunEvents
@@ -62,13 +63,21 @@ class _Line:
             "command": self._state.asked.command,
             "request": self._state.asked.describe(),
             "phase": self._state.phase if self._read else None,
-            "began": attempt.began_s if attempt else None,
+            "began": self._began_s(),
             "ended": attempt.ended_s if attempt else None,
             "attempts": len(self._state.attempts),
             "ranks": len(self._state.ranks),
             "step": self._state.reported_step,
             "metric": self._find_metric(),
         }
+
+    def _began_s(self) -> float | None:
+        """Return when the newest attempt began, by the clock that shows how long it runs."""
+        attempt = self._state.attempt
+        if attempt is None:
+            return None
+        over = bool(attempt.outcome)
+        return attempt.began_s + (0.0 if over else find_clock_lead(self._run, attempt.number))
 
     def _find_metric(self) -> tuple[str, float | str | None] | None:
         """Return the name and the newest value of the loss, or of the first metric there is."""

@@ -31,27 +31,27 @@ class _SampleTail:
         self._size = 0
 
     def read(self) -> list[Sample]:
-        """Return samples newer than the last one; the first call returns the newest few."""
+        """Return samples added since the last call; the first call returns the newest few."""
         try:
             with open_regular(self._path) as file:
                 size = file.seek(0, 2)
                 if 0 < self._size <= size <= self._size + MOST_TAIL:
                     file.seek(self._size)
                     content = file.read()
+                    known_s = 0.0  # a node's time may go back: at first, it is by its own clock
                 else:
                     lines = max(self._first, _AT_LEAST) if self._newest_s else self._first
                     self._size, content = read_last_lines(file, lines)
+                    known_s = self._newest_s
         except OSError:
             return []
         whole = content.rpartition(b"\n")[0]
         self._size += len(whole) + bool(whole)
-        found = []
-        for line in whole.decode(errors="replace").split("\n"):
-            sample = parse_sample(line)
-            if sample and sample.time_s > self._newest_s:
-                self._newest_s = sample.time_s
-                found.append(sample)
-        return found
+        parsed = map(parse_sample, whole.decode(errors="replace").split("\n"))
+        samples = [sample for sample in parsed if sample and sample.time_s > known_s]
+        if samples:
+            self._newest_s = samples[-1].time_s
+        return samples
 
 
 def _submitted(run: RunDir, attempt: int) -> float | None:

@@ -17,7 +17,7 @@ from echelon.monitor.logbook import LogBook, Wanted
 from echelon.monitor.reading import RunReader
 from echelon.monitor.saves import Saves
 from echelon.monitor.snapshot import Curves, describe
-from echelon.run.attempts import attempts, has_begun, outcome
+from echelon.run.attempts import attempts, find_clock_lead, has_begun, outcome
 from echelon.run.directory import RunDir
 
 EVERY_S = 1.0
@@ -69,7 +69,7 @@ class Watched:
             if not parts:
                 return since, ""
             took_ms = 1000 * (self._timer() - began_s)
-            parts.append(f'"now":{self._clock():.3f},"took":{took_ms:.1f}')
+            parts.append(f'"now":{self._now():.3f},"took":{took_ms:.1f}')
             return self._version, f"{{{','.join(parts)}}}"
 
     def recall(self) -> bool:
@@ -122,10 +122,17 @@ class Watched:
         heard_s, now_s = max(node.seen_s for node in state.nodes.values()), self._timer()
         if heard_s != self._heard[0]:
             # By our own clock, which may differ from the run's; but the first sample may be old.
-            old_s = 0.0 if self._heard[0] else max(0.0, self._clock() - heard_s)
+            old_s = 0.0 if self._heard[0] else max(0.0, self._now() - heard_s)
             self._heard = heard_s, now_s - old_s
         silent_s = now_s - self._heard[1]
         return int(silent_s) // 10 * 10 if heard_s and silent_s > _SILENT_S else 0
+
+    def _now(self) -> float:
+        """Return the time of day, by the clock that the run's times follow."""
+        attempt, now_s = self._reader.state.attempt, self._clock()
+        if attempt is None or attempt.outcome:
+            return now_s
+        return now_s - find_clock_lead(self._run, attempt.number)
 
     # --- output ---------------------------------------------------------------------------------
 

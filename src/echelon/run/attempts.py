@@ -27,6 +27,7 @@ from echelon.core.records import (
     read_record,
     to_count,
 )
+from echelon.core.steady_clock import SET_S
 from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
 from echelon.run.series import MOST_TAIL, read_last_lines
@@ -125,7 +126,7 @@ def find_durations(
     An attempt lasts until its last event, and the newest until `now_s` if that is given. Only both
     ends of each file are read, so this is quick. Attempts without events are left out.
     """
-    spans = []
+    spans, newest = [], 0
     for attempt in known:
         try:
             with open_regular(run.events_of(f"controller-{attempt.number}")) as file:
@@ -137,9 +138,32 @@ def find_durations(
             continue
         if is_time(began_s) and is_time(active_s):
             spans.append((began_s, active_s))
+            newest = attempt.number
     if spans and now_s is not None:
-        spans[-1] = spans[-1][0], now_s
+        began_s, _ = spans[-1]
+        spans[-1] = began_s, now_s - find_clock_lead(run, newest)
     return [max(0.0, until_s - began_s) for began_s, until_s in spans]
+
+
+def find_clock_lead(run: RunDir, number: int) -> float:
+    """Return how far clocks are ahead of the times of a running attempt; 0 unless one was set.
+
+    A run's records ignore that a clock is set, but the times of their files do not.
+    """
+    newest = 0.0, 0.0
+    for path in (run.events_of(f"controller-{number}"), run.telemetry(number, 0, 0)):
+        try:
+            with open_regular(path) as file:
+                _, last = read_last_lines(file, 1)
+                written_s = os.fstat(file.fileno()).st_mtime
+            recorded_s = float(parse_json(last.partition(b"\n")[0])["time"])
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            continue
+        if is_time(recorded_s):
+            newest = max(newest, (recorded_s, written_s))
+    recorded_s, written_s = newest
+    lead_s = written_s - recorded_s
+    return lead_s if abs(lead_s) > SET_S else 0.0
 
 
 def has_begun(run: RunDir, attempt: Attempt) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.codec import encode
+from echelon.core.steady_clock import SET_S, SteadyClock
 from echelon.run.attempts import Outcome
 from echelon.run.background_writer import AWAY, FULL, BackgroundWriter
 from echelon.run.directory import RunDir
@@ -41,8 +42,6 @@ _FIRST_S = 1.0
 """How long a message waits for the records that it refers to."""
 _SAY_S = 5.0
 """How long a slow reader of the job's output may block us."""
-_SET_S = 10.0
-"""A clock that differs by more was set: smaller corrections do not matter."""
 
 
 _log = logging.getLogger(__name__)
@@ -64,7 +63,8 @@ class Journal:
     ) -> None:
         self.run, self.attempt = run, attempt
         self._say, self._clock = say, clock
-        self._booted_s = clock() - _uptime()
+        self.now = SteadyClock(clock).now
+        """Returns the time of day, as if the clock had not been set since the start."""
         self._ahead_s = 0.0
         self._events = EventLog(
             run.events_of(f"controller-{attempt}"),
@@ -75,14 +75,10 @@ class Journal:
         self._output = BackgroundWriter("output")
         atexit.register(self._flush)
 
-    def now(self) -> float:
-        """Return the time of day, as if the clock had not been set since the start."""
-        return self._booted_s + _uptime()
-
     def note(self, event: ControllerEvent) -> None:
         """Record an event."""
         ahead_s = self._clock() - self.now()
-        if abs(ahead_s - self._ahead_s) > _SET_S:
+        if abs(ahead_s - self._ahead_s) > SET_S:
             self._ahead_s = ahead_s
             self._events.write(ClockSet(seconds=round(ahead_s, 3)))
         self._events.write(event)
@@ -158,11 +154,6 @@ def _log_event(event: ControllerEvent) -> None:
         values = encode(event).items()
         shown = " ".join(f"{name}={value!r}" for name, value in values if value != "")
         _log.log(level, "event %s %s", event.kind, shown)
-
-
-def _uptime() -> float:
-    """Return the seconds since the machine started; unlike `monotonic`, also those asleep."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def write_error(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Trains with JAX, without Echelon's library: alone_jax.py STEPS PACE_S."""
+"""Trains with JAX, without Echelon's library: alone_jax.py STEPS PACE_S [SAVE_EVERY]."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 STEPS, PACE_S = int(sys.argv[1]), float(sys.argv[2])
+SAVE_EVERY = int(sys.argv[3]) if sys.argv[3:] else 5
 CHECKPOINT = Path("checkpoint.npz")
 
 # The port itself belongs to the launcher's store, also under torchrun.
@@ -32,7 +33,7 @@ for step in range(first + 1, STEPS + 1):
     if jax.process_index() == 0:
         sys.stdout.write(f"step {step}\n")
         sys.stdout.flush()
-        if step % 5 == 0:
+        if step % SAVE_EVERY == 0:
             with Path("checkpoint.tmp").open("wb") as file:
                 np.savez(file, weights=weights, step=step)
             Path("checkpoint.tmp").replace(CHECKPOINT)

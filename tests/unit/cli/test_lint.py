@@ -251,6 +251,14 @@ def test_repeats_are_one_finding(script, capsys):
     assert lines[-1] == "1 file: 1 warning"
 
 
+def test_a_finding_about_several_commands_shows_the_one_with_ranks_first(script, capsys):
+    commands = "python data.py\nsrun python train.py\npython plot.py\necho end\n"
+    main.run(["lint", "--select", "E507", script(f"#!/bin/bash\n#SBATCH -n 2\n{commands}")])
+    (line, _, _) = capsys.readouterr().out.splitlines()
+    assert ":4:1: E507" in line
+    assert line.endswith("(also lines 3, 5)")
+
+
 def test_a_python_script_of_two_jobs_is_reported_once(script, capsys):
     script("print(tain)\n", "train.py")
     job = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"

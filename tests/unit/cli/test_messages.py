@@ -88,6 +88,8 @@ def run_command(capsys, *arguments):
         ("run --runs-dir train.py train.py", (73, "not a directory", "--runs-dir")),
         ("run --prologue", (2, "requires an argument", "see echelon run --help")),
         ("submit train.py", (69, "has no cluster configuration", "export SLURM_CONF")),
+        ("submit nowhere.py", (2, "nowhere.py does not exist", "nothing was started")),
+        ("submit nowhere.py", (2, "has no cluster configuration", "nothing was started")),
         ("status nothing", (66, "no run 'nothing' in", "runs there: done-abcd")),
         ("status done", (2, "'done' is ambiguous: done-abcd, done-abce", "write more letters")),
         ("status headless", (66, "it has no spec.toml", "echelon submit")),

@@ -1,8 +1,11 @@
 """All runs of a folder."""
 
 import json
+import os
 import time
 from datetime import UTC, datetime
+
+import pytest
 
 from echelon.monitor import overview
 from echelon.monitor.overview import Overview
@@ -37,6 +40,20 @@ def test_each_run_in_a_line_the_newest_first(tmp_path):
         writer.write(raw("alive", generation=0, step=40))
     seen._due_s = 0.0
     assert seen.rows()[0]["step"] == 40
+
+
+def test_a_clock_that_was_set_adds_nothing_to_the_time_of_a_running_run(tmp_path):
+    """The page subtracts the beginning from the time of the clock that was set."""
+    began_s, days_s = time.time(), 10 * 86400.0
+    run = make(tmp_path, "r-1", *BEGUN)
+    os.utime(run.events_of("controller-1"), (began_s + days_s,) * 2)
+    (row,) = Overview(tmp_path).rows()
+    assert row["began"] == pytest.approx(began_s + days_s, abs=5)
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
+        writer.write(raw("ended", state="COMPLETED"))
+    os.utime(run.events_of("controller-1"), (began_s + days_s,) * 2)
+    (row,) = Overview(tmp_path).rows()
+    assert row["began"] == pytest.approx(began_s, abs=5)
 
 
 def test_what_takes_too_long_comes_later(tmp_path, monkeypatch):

@@ -55,6 +55,22 @@ def test_a_sample_that_is_half_written_is_left_for_the_next_look(tmp_path):
     assert reader.read().step == 3
 
 
+def test_samples_count_again_after_the_clock_of_a_node_was_corrected(tmp_path):
+    """Until its first ranks start, a node has only its own clock, which may be days ahead."""
+    run = RunDir.create(tmp_path, "r-1")
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
+        events.write(raw("attempt", job="7"))
+        events.write(raw("joined", node=0, name="node1"))
+        events.write(raw("generation", generation=0, world_size=1, nodes=1))
+    run.telemetry(1, 0, 0).parent.mkdir()
+    writer = SeriesWriter(lambda level: run.telemetry(1, 0, level))
+    reader = RunReader(run)
+    writer.append(sample(864000 + 1, 1))
+    assert reader.read().seen_s == 864001
+    writer.append(sample(2, 2))
+    assert (reader.read().seen_s, reader.read().step) == (2, 2)
+
+
 def test_when_attempts_were_submitted_is_read_too(tmp_path):
     run = RunDir.create(tmp_path, "run")
     for attempt in (2, 10):

@@ -1,6 +1,7 @@
 """A run that browsers look at: each is sent what it has not seen."""
 
 import json
+import os
 import time
 
 import pytest
@@ -142,6 +143,15 @@ def test_a_run_of_which_nothing_is_heard_says_so(live):
     assert live.news(0)[1]["head"]["silent"] in (100, 110)
     live.events.write(raw("ended", state="FAILED"))
     assert live.news(0)[1]["head"]["silent"] == 0
+
+
+def test_the_time_of_a_running_run_follows_its_own_clock(live):
+    live.begin()
+    live.measure(time.time(), 5)
+    days_s = 10 * 86400.0
+    os.utime(live.run.telemetry(1, 0, 0), (time.time() + days_s,) * 2)
+    _, told = live.news(0)
+    assert told["now"] == pytest.approx(time.time() - days_s, abs=5)
 
 
 def test_checkpoints_are_listed(live):

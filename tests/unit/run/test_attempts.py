@@ -1,6 +1,7 @@
 """Claims by creation: whose an attempt is."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -292,6 +293,30 @@ def test_durations_come_from_both_ends_of_the_events(run):
     (run.attempt(5) / "job.json").write_text('{"job_id": "8"}')
     known = attempts(run)
     assert find_durations(run, known) == [60, 30, 0]
+    os.utime(run.events_of("controller-4"), (250, 250))
     assert find_durations(run, known, 310.0) == [60, 30, 10]
     run.events_of("controller-1").write_text("no event\n")
     assert find_durations(run, known[:1], 310.0) == []
+
+
+@pytest.mark.parametrize("days", [10, -10])
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_clock_that_was_set_adds_nothing_to_the_time_of_a_running_attempt(run, days, measured):
+    """Records keep their clock; the file system follows the one that was set."""
+    set_s = days * 86400.0
+    run.attempt(1).mkdir()
+    (run.attempt(1) / "job.json").write_text('{"job_id": "7"}')
+    newest = run.events_of("controller-1")
+    moments = iter((1e9, 1e9 + 100))
+    with EventWriter(newest, clock=partial(next, moments)) as log:
+        log.write(SignalIgnored(signal=10))
+        log.write(SignalIgnored(signal=10))
+    if measured:
+        os.utime(newest, (1e9 + 100,) * 2)
+        newest = run.telemetry(1, 0, 0)
+        newest.parent.mkdir()
+        newest.write_text('{"time":1000000160,"count":1}\n')
+    written_s = 1e9 + set_s + (160 if measured else 100)
+    os.utime(newest, (written_s,) * 2)
+    took_s = find_durations(run, attempts(run), 1e9 + 161 + set_s)
+    assert took_s == [161]

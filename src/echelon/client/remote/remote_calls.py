@@ -262,6 +262,9 @@ def follow_there(site: Site, wanted: Mapping[str, Any]) -> Generator[tuple[str, 
     Args:
         site: where the run is.
         wanted: the parameters of `follow_run`.
+
+    Raises:
+        EchelonError: the run cannot be followed; its class and hint are those of the host.
     """
     asked: dict[str, Any] = {"rank": [], "raw": False, "tail": None, "since": "", "begin": None}
     asked |= {"resubmit": False, "show": True, **wanted}

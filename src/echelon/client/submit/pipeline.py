@@ -37,7 +37,7 @@ from echelon.core.frozen import frozen
 from echelon.core.notes import note
 from echelon.core.ownership import find_intruder
 from echelon.core.shell import LocalShell
-from echelon.errors import UsageError
+from echelon.errors import EchelonError, UsageError
 from echelon.launch.function_call import ABOUT, FOLDER
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
@@ -192,7 +192,13 @@ def _raise_problems(checked: Checked, command: str, *, lints: bool) -> None:
     else:
         problems = _examine_script(folder / spec.script, spec, command, lints=lints)
         problems += find_problems(spec, folder, shell)
-    if problems := [*problems, *checked.cluster.problems(spec)]:
+    try:
+        problems = [*problems, *checked.cluster.problems(spec)]
+    except EchelonError as error:
+        if not problems:
+            raise
+        problems = [*problems, error.message]  # it must not hide the others
+    if problems:
         raise UsageError(
             "; ".join(problems),
             hint="nothing was started; show the origin of each value: echelon config",

@@ -24,7 +24,13 @@ from echelon.clusters.ssh.site import check_host
 from echelon.core.atomic_file import make_private
 from echelon.core.shell import Result, Shell
 from echelon.core.userstate import state_folder
-from echelon.errors import MissingProgramError, NotPermittedError, UsageError
+from echelon.errors import (
+    MissingProgramError,
+    NotPermittedError,
+    TimedOutError,
+    UnavailableError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,6 +41,8 @@ _PERSIST_S = 600
 _ALIVE_S = 5
 """Seconds between two keepalive messages; the connection is lost after three without an answer."""
 _CONNECT_S = 20
+_ANSWER_S = 10.0
+"""Seconds in which a shared connection has to answer; its ssh is on this machine."""
 _LONGEST = 45
 """Most characters in the path of the folder with the sockets. A socket's path has at most 103 on
 macOS; ssh adds a hash of 40 characters, and 17 more while it creates the socket."""
@@ -94,7 +102,15 @@ class Connection:
         self._control("cancel", "-L", f"127.0.0.1:{port}:127.0.0.1:{port}")
 
     def _control(self, request: str, *words: str) -> Result:
-        return self._shell.run([*self._ssh, *self._shared(), "-O", request, *words, self.host])
+        argv = [*self._ssh, *self._shared(), "-O", request, *words, self.host]
+        try:
+            return self._shell.run(argv, timeout_s=_ANSWER_S)
+        except TimedOutError as error:  # its ssh may be suspended (SIGSTOP)
+            socket = self._own_settings(*self._shared()).get("controlpath", "")
+            raise UnavailableError(
+                f"the shared connection to {self.host} did not answer within {_ANSWER_S:g} s",
+                hint=f"end its ssh process, or have another one started: rm {shlex.quote(socket)}",
+            ) from error
 
     def _argv(self, *words: str) -> list[str]:
         return [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host]
@@ -114,10 +130,10 @@ class Connection:
                 self._options += ["-o", f"ConnectTimeout={_CONNECT_S}"]
         return self._options
 
-    def _own_settings(self) -> dict[str, str]:
-        """Return the options that the user's configuration sets for the host."""
+    def _own_settings(self, *more: str) -> dict[str, str]:
+        """Return the options that the user's configuration and `more` set for the host."""
         try:
-            done = self._shell.run([*self._ssh, "-G", "--", self.host])
+            done = self._shell.run([*self._ssh, *more, "-G", "--", self.host])
         except MissingProgramError as error:
             hint = f"install OpenSSH's client, or correct {COMMAND}"
             raise MissingProgramError(error.program, hint=hint) from error

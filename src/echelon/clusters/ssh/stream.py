@@ -120,7 +120,7 @@ class Stream:
         if not isinstance(record, dict):
             raise self.refuse(_show(line))
         if "error" in record:
-            raise _parse_error(record["error"], self.peer)
+            raise parse_error(record["error"], self.peer)
         return record
 
     @contextmanager
@@ -135,9 +135,8 @@ class Stream:
         except EchelonError as error:
             if not self._cut and not self._reported:
                 self._reported = True
-                about = {"message": error.message, "hint": error.hint, "code": error.exit_code}
                 with contextlib.suppress(EchelonError):
-                    self.send({"error": about})
+                    self.send({"error": describe_error(error)})
             raise
 
     def refuse(self, what: str) -> EchelonError:
@@ -180,7 +179,7 @@ class Stream:
                 while line := self._reader.readline(MOST_LINE_BYTES):
                     record = parse_json(line)
                     if isinstance(record, dict) and "error" in record:
-                        self._closed = _parse_error(record["error"], self.peer)
+                        self._closed = parse_error(record["error"], self.peer)
                         self._cut = False
         return self._closed
 
@@ -213,7 +212,13 @@ def error_class(code: object) -> type[EchelonError]:
     return _KINDS.get(to_count(code) or 0, EchelonError)
 
 
-def _parse_error(about: Any, peer: str) -> EchelonError:
+def describe_error(error: EchelonError) -> dict[str, Any]:
+    """Return an error as JSON can express it."""
+    return {"message": error.message, "hint": error.hint, "code": error.exit_code}
+
+
+def parse_error(about: Any, peer: str) -> EchelonError:
+    """Return the error that a host has described; its class and hint are the same."""
     found = about if isinstance(about, dict) else {}
     kind = error_class(found.get("code"))
     message, hint = str(found.get("message", "unknown error")), str(found.get("hint", ""))

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from echelon.core.atomic_file import make_private
 from echelon.core.frozen import frozen
-from echelon.core.ownership import find_intruder
+from echelon.core.ownership import find_foreign_owner, find_intruder
 from echelon.core.records import find_record
 from echelon.core.shell import Result, Shell
 from echelon.errors import MissingProgramError, NotFoundError, NotPermittedError, UnavailableError
@@ -87,7 +88,7 @@ class ImageStore:
         if not path.is_file():
             return None
         if str(path) != reference.path:
-            self._check_owner()
+            self._check_owner(path)
         return path
 
     def fetch(self, reference: Reference, runtime: str) -> Path:
@@ -106,7 +107,7 @@ class ImageStore:
                 )
             return path
         make_private(self.folder)
-        self._check_owner()
+        self._check_owner(path)
         if path.is_file():
             with contextlib.suppress(OSError):  # `echelon image ls` shows when it was last used
                 os.utime(path)
@@ -118,11 +119,17 @@ class ImageStore:
                 self._import(reference, runtime, path)
         return path
 
-    def _check_owner(self) -> None:
+    def _check_owner(self, path: Path) -> None:
         if why := find_intruder(self.folder):
             raise NotPermittedError(
                 f"the image cache {self.folder} is not trusted: {why}",
                 hint="choose a folder that only you can write to: --image-cache",
+            )
+        # Others could write to the folder before its owner changed its mode.
+        if why := find_foreign_owner(path):
+            raise NotPermittedError(
+                f"an image in the cache is not trusted: {why}",
+                hint=f"remove it, and import it again: rm {shlex.quote(str(path))}",
             )
 
     def open(self, path: Path, runtime: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import field
 from pathlib import Path
 
 from echelon.core.frozen import frozen
+from echelon.core.steady_clock import SteadyClock
 from echelon.launch.protocol.rank_shm import RankShm
 from echelon.launch.protocol.scratch_files import CONTROLLER_CLOCK, TELEMETRY_NOTES
 from echelon.launch.telemetry.gpu_stats import Gpu, Gpus, find_nvml
@@ -186,6 +187,7 @@ class Watcher:
 
     def __init__(self, scratch: Path, gpus: Gpus) -> None:
         self._scratch, self._gpus = scratch, gpus
+        self._clock = SteadyClock()
         self._looks = 0
         self._burned: dict[int, Burned] = {}
         self._burned_s = float("-inf")
@@ -195,7 +197,7 @@ class Watcher:
         ranks = read_ranks(self._scratch)
         now_s = time.monotonic()
         return Look(
-            time_s=read_clock(self._scratch, now_s),
+            time_s=read_clock(self._scratch, now_s, self._clock),
             monotonic_s=now_s,
             counters=read_counters(),
             memory=read_memory(),
@@ -213,12 +215,15 @@ class Watcher:
         return {"cores": used if before_s > 0 else {}, "held": memory_by_group(found)}
 
 
-def read_clock(scratch: Path, now_s: float) -> float:
-    """Return the controller's time of day: clocks of nodes differ, and may be changed."""
+def read_clock(scratch: Path, now_s: float, own: SteadyClock) -> float:
+    """Return the controller's time of day: clocks of nodes differ, and may be changed.
+
+    Before the first ranks it is unknown: this node's `own` clock has to do.
+    """
     try:
         return float((scratch / CONTROLLER_CLOCK).read_text()) + now_s
     except (OSError, ValueError):
-        return time.time()
+        return own.now()
 
 
 def read_ranks(scratch: Path) -> list[RankLook]:

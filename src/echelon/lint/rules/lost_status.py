@@ -52,6 +52,9 @@ def lost_status(script: Script) -> Iterator[Hit]:
          python train.py    # <- here
          echo finished
     """
+    # Other Python scripts beside these are mostly helpers, such as for the data.
+    launches = [o.launch for o in script.started if o.launch.parallel]
+    ranks = {id(c) for launch in launches for c in (launch.command, launch.inner)}
     for shell in script.shells if script.is_job else ():
         whole = shell is script.batch or script.files.read(shell.path) == shell.text
         handled = re.search(r"(?m)^\s*trap\b[^\n]*\bERR\b", shell.text)
@@ -64,7 +67,8 @@ def lost_status(script: Script) -> Iterator[Hit]:
             loss = flow.follow(command, 0)
             if loss.what:
                 severity = ADVICE if options.unclear else loss.severity
-                yield Hit(at=command, what=loss.what, fix=loss.fix, severity=severity)
+                leads = id(command) in ranks
+                yield Hit(at=command, what=loss.what, fix=loss.fix, severity=severity, leads=leads)
 
 
 @frozen

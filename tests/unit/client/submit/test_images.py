@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from echelon.errors import (
     UsageError,
 )
 from echelon.launch.container.reference import parse_reference
-from echelon.launch.container.store import read_image_id
+from echelon.launch.container.store import ImageStore, read_image_id
 from echelon.spec.job_spec import JobSpec
+from requirements import require_root
 
 DIGEST = f"sha256:{'c' * 64}"
 
@@ -121,6 +123,27 @@ def test_an_image_in_a_cache_that_others_can_write_to_is_not_started_for_a_check
     shell = FakeShell(programs=["apptainer"])
     with pytest.raises(NotPermittedError, match="is not trusted: everybody can write to"):
         settle(tmp_path, shell, image=image, image_cache=str(cache))
+    assert not shell.calls
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_image_that_another_user_left_in_the_cache_is_not_started(tmp_path, linked):
+    """Its folder was open to others once."""
+    require_root("to give a file to another user")
+    image, cache = f"127.0.0.1:9/x@{DIGEST}", tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    planted = cache / f"{parse_reference(image).stem}.sif"
+    theirs = tmp_path / "theirs" if linked else planted
+    theirs.touch()
+    os.chown(theirs, 12345, 12345)
+    if linked:
+        planted.symlink_to(theirs)
+    shell = FakeShell(programs=["apptainer"])
+    with pytest.raises(NotPermittedError, match="belongs to user 12345") as raised:
+        settle(tmp_path, shell, image=image, image_cache=str(cache))
+    assert str(planted) in raised.value.hint
+    with pytest.raises(NotPermittedError, match="belongs to user 12345"):
+        ImageStore(cache, shell).fetch(parse_reference(image), "apptainer")
     assert not shell.calls
 
 

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from echelon.core.steady_clock import SteadyClock
 from echelon.launch.protocol.rank_shm import RankShm
 from echelon.launch.telemetry.gpu_stats import Gpu
 from echelon.launch.telemetry.node_stats import Counters
@@ -92,9 +93,12 @@ def test_a_wait_that_is_told_when_it_is_over_is_spread():
 
 def test_the_time_is_the_controllers(tmp_path):
     (tmp_path / "clock").write_text("1000.5")
-    assert read_clock(tmp_path, 7.0) == 1007.5
+    set_s = 0.0
+    own = SteadyClock(lambda: 500.0 + set_s)
+    assert read_clock(tmp_path, 7.0, own) == 1007.5
     (tmp_path / "clock").write_text("")
-    assert read_clock(tmp_path, 7.0) > 1e9
+    set_s = 10 * 86400.0
+    assert read_clock(tmp_path, 7.0, own) == pytest.approx(500.0, abs=60)
 
 
 def test_a_rank_that_speaks_of_no_steps_has_none():

@@ -17,6 +17,7 @@ from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub
 from echelon.core.slurm_text import word
+from echelon.core.steady_clock import SteadyClock
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import ANSWER_S, LOOK_S, RESERVE_S, RESUMABLE_EXIT, View
 from echelon.launch.backends.stop import Stop
@@ -56,6 +57,7 @@ class SlurmAllocation:
         # In UTC, because an hour of local time occurs twice when clocks are set back.
         self._shell, self._environ = shell, {**scrub(environ), "TZ": "UTC0"}
         self._job = own_job(environ)
+        self._now = SteadyClock().now  # so that setting the clock does not end the job early
         self._ahead_s: float | None = None
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:
@@ -67,13 +69,13 @@ class SlurmAllocation:
                 post(Stop("maintenance", drained, RESUMABLE_EXIT))
                 return
             end_s = look.end_s if look else end_s  # if slurmctld is away, its last answer counts
-            while (pause_s := _pause(end_s, view.lead_s(), time.time())) > 0:
+            while (pause_s := _pause(end_s, view.lead_s(), self._now())) > 0:
                 await asyncio.sleep(min(pause_s, LOOK_S))
                 if pause_s >= LOOK_S:
                     break
             else:
                 assert end_s is not None
-                left_s = max(0.0, end_s - time.time())
+                left_s = max(0.0, end_s - self._now())
                 deadline_s = time.monotonic() + left_s - RESERVE_S
                 message = f"the job reaches its time limit in {left_s:.0f} s"
                 post(Stop("time limit", message, RESUMABLE_EXIT, deadline_s=deadline_s))
@@ -81,7 +83,7 @@ class SlurmAllocation:
 
     async def explain(self, stop: Stop) -> Stop:
         look = await self._look_soon()
-        return judge_stop(stop, look, time.time(), time.monotonic()) if look else stop
+        return judge_stop(stop, look, self._now(), time.monotonic()) if look else stop
 
     async def reaches_cluster(self) -> bool:
         return await self._look_soon() is not None
@@ -92,7 +94,7 @@ class SlurmAllocation:
 
     async def left_s(self) -> float | None:
         look = await self._look_soon()
-        return max(0.0, look.end_s - time.time()) if look and look.end_s is not None else None
+        return max(0.0, look.end_s - self._now()) if look and look.end_s is not None else None
 
     async def _look_soon(self) -> _Look | None:
         try:
@@ -128,7 +130,7 @@ class SlurmAllocation:
             found = _CLOCK.search(self._say(["sdiag"]))
             if not found:
                 return 0.0
-            self._ahead_s = float(found[1]) - time.time()
+            self._ahead_s = float(found[1]) - self._now()
         # The answer has whole seconds and takes up to one more: less than that is no difference.
         return self._ahead_s if abs(self._ahead_s) > 2 else 0.0
 

@@ -95,6 +95,23 @@ def test_nothing_is_told_before_its_time(monkeypatch, clock):
     assert watch(answers, View(10.0), monkeypatch, within_s=0.4) is None
 
 
+@pytest.mark.parametrize("days", [10, -10])
+def test_setting_the_clock_of_this_host_moves_no_limit(monkeypatch, days):
+    answers, real, asked = Answers(left_s=60.0), time.time, []
+    show = answers.show
+
+    def set_clock(argv):
+        asked.append(argv)
+        if len(asked) > 2:  # each look asks for the nodes and the job
+            monkeypatch.setattr(time, "time", lambda: real() + days * 86400)
+            answers.clock = -days * 86400.0  # that of slurmctld stays as it is
+        return show(argv)
+
+    answers.show = set_clock
+    assert watch(answers, View(10.0), monkeypatch, within_s=0.4) is None
+    assert len(asked) > 2
+
+
 def test_a_limit_that_was_moved_is_seen(monkeypatch):
     answers = Answers(left_s=60.0)
     show = answers.show
