@@ -5,7 +5,7 @@ from functools import partial
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.launch.backends.ray.status import NODES, Place, Status
+from echelon.launch.backends.ray.status import NODES, NodePlace, Status
 from echelon.run import events
 from echelon.run.attempts import Outcome, own_attempt, submit_attempt
 from echelon.run.directory import RunDir
@@ -84,7 +84,7 @@ def _write_attempt(run, number, text):
     journal.leave_verdict(verdict)
     journal.leave_outcome(Outcome(state="FAILED", exit_code=1, why=failure.message))
     journal.close()
-    place = Place(id="a", name="node0", address="127.0.0.1")
+    place = NodePlace(id="a", name="node0", address="127.0.0.1")
     write_atomic(run.attempt(number) / NODES, Status(pid=1, places={0: place}).render())
 
 
