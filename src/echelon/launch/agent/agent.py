@@ -55,6 +55,8 @@ from echelon.spec.job_spec import JobSpec
 _log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_AGAIN_S = 0.2
+_SHORT_S = 5.0
+"""A step that is shorter is not measured."""
 
 
 @frozen
@@ -129,7 +131,7 @@ class Agent:
             self._tasks.spawn(self._pulse())
             self._tasks.spawn(self._files.time_logs())
             if self._request.telemetry:
-                self._tasks.spawn(self._telemetry.start())
+                self._tasks.spawn(self._start_telemetry())
             await self._done.wait()
         except OSError as error:
             self._files.say(
@@ -139,6 +141,11 @@ class Agent:
         finally:
             self._end_everything()
         return 0
+
+    async def _start_telemetry(self) -> None:
+        """Measure the node; not for a step of some seconds, whose start this would delay."""
+        await asyncio.sleep(_SHORT_S if STEP in self._environ else 0)
+        await self._telemetry.start()
 
     def _lacks_stage(self) -> bool:
         """Tell whether something has to be copied to this node first."""

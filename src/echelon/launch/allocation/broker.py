@@ -30,6 +30,7 @@ from echelon.launch.protocol.messages import (
     EndAgent,
     Exited,
     Hello,
+    Neighbours,
     StartAgent,
 )
 from echelon.launch.protocol.rank_environment import job_in
@@ -243,6 +244,7 @@ class Broker:
             hosts=[keeper.name for keeper in keepers],
             order=self._order,
         )
+        self._introduce(step)
         self._steps[step.number] = step, work
         step.start(
             self._controllers,
@@ -252,6 +254,15 @@ class Broker:
             cwd=work.cwd,
             reached=keepers[0].link.own_address,
         )
+
+    def _introduce(self, step: Step) -> None:
+        """Tell steps which others use the same nodes: memory is not divided."""
+        nodes = {slot.node: place for place, slot in enumerate(step.slots)}
+        for other, _ in self._steps.values():
+            for place, slot in enumerate(other.slots):
+                if slot.node in nodes:
+                    other.tell(Neighbours(node=place, runs=[step.run.run_id]))
+                    step.neighbours.setdefault(nodes[slot.node], []).append(other.run.run_id)
 
     # --- keepers --------------------------------------------------------------------------------
 

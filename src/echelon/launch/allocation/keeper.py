@@ -138,14 +138,13 @@ class Keeper:
         # What libraries read when they are imported, see `common_environment`.
         early = {"OMP_NUM_THREADS": str(request.omp_threads), "PYTHONUNBUFFERED": "1"}
         ours = {name: text for name, text in self._environ.items() if name not in PRIVATE}
-        here = {name: self._environ[name] for name in (NAME,) if name in self._environ}
         warm = {} if request.image or request.stage else {"zygote": request.preload}
         for role, preload in {"agent": (), **warm}.items():
             self._servers[role] = ForkClient(
                 self._shell,
                 roles=[role],
                 preload=preload,
-                env={**early, **ours, **here},
+                env={**early, **ours},
                 log=self._run.logs / f"keeper-{self._attempt}-{self._node}.log",
                 exited=self._tell_exit,
                 lost=self._lose_server,
@@ -190,7 +189,7 @@ class Keeper:
             number=self._forks,
             role="agent",
             arguments=order.arguments,
-            environ={**env, **order.environ, NODE: str(order.node)},
+            environ={**env, **order.environ, NODE: str(order.node), NAME: self._name},
             cwd=order.cwd,
             log=order.log,
             cpus=[self._cpus[cpu] for cpu in order.cpus if self._cpus],

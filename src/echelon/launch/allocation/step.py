@@ -21,6 +21,7 @@ from echelon.launch.protocol.messages import (
     Fork,
     Lead,
     Message,
+    Neighbours,
     StartAgent,
     StartAgents,
     StopStep,
@@ -61,6 +62,8 @@ class Step:
         """How long before the end of the job its ranks have to be told."""
         self.has_ended = False
         """Whether its controller has exited."""
+        self.neighbours: dict[int, list[str]] = {}
+        """By node of the step: the other runs that used it when this one started."""
         self._nodes: dict[int, int] = {}
         """The node of each agent that was ever started."""
         self._order = order
@@ -103,6 +106,8 @@ class Step:
             ),
             theirs.detach(),
         )
+        for node, runs in self.neighbours.items():
+            self.tell(Neighbours(node=node, runs=runs))
 
     def stop(self, stop: Stop) -> None:
         """Ask it to stop."""

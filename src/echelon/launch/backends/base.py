@@ -249,6 +249,8 @@ class Backend:
     """Whether nodes come from a cluster, so that examining them first and excluding some pays."""
     key: bytes = b""
     """The key that agents have to know; empty for a new one."""
+    neighbours: Callable[[str], Collection[str]] = lambda _host: ()
+    """Returns the other runs that have used a node of the allocation."""
 
 
 @frozen

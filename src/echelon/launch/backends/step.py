@@ -37,6 +37,7 @@ from echelon.launch.protocol.messages import (
     EndAgent,
     Lead,
     Message,
+    Neighbours,
     StartAgents,
     StopStep,
     decode,
@@ -58,11 +59,11 @@ def step_backend(environ: Mapping[str, str], attempt: AttemptContext) -> Backend
     """Return the backend of the step that we are the controller of."""
     broker = _Broker(int(environ[STEP]))
     starter = StepStarter(broker, environ)
+    allocation = StepAllocation(broker, expand(environ[HOSTS]), attempt.run.attempt(attempt.number))
     return Backend(
         starter=starter,
-        allocation=StepAllocation(
-            broker, expand(environ[HOSTS]), attempt.run.attempt(attempt.number)
-        ),
+        allocation=allocation,
+        neighbours=allocation.neighbours,
         standby=NoStandby() if attempt.request.hand_over == "never" else StepStandby(),
         # From our input: a variable would stay readable in /proc.
         key=receive_key(sys.stdin.buffer),
@@ -186,6 +187,7 @@ class StepAllocation:
         self._broker, self._hosts = broker, hosts
         self._stopping = folder / STOPPING
         self._departed: set[str] = set()
+        self._neighbours: dict[str, set[str]] = {}
         self._stop: Stop | None = None
         """The last request to stop."""
         self._asked = asyncio.Event()
@@ -223,6 +225,10 @@ class StepAllocation:
     async def left_s(self) -> float | None:
         return None
 
+    def neighbours(self, host: str) -> Collection[str]:
+        """Return the other runs that have used a node."""
+        return self._neighbours.get(host, ())
+
     def _ask(self, stop: Stop) -> None:
         self._stop = stop
         self._asked.set()
@@ -232,6 +238,8 @@ class StepAllocation:
         match message:
             case Departed(nodes=nodes):
                 self._departed |= {self._hosts[node] for node in nodes}
+            case Neighbours(node=node, runs=runs):
+                self._neighbours.setdefault(self._hosts[node], set()).update(runs)
             case StopStep():
                 self._ask(Stop(**{name: getattr(message, name) for name in _STOP}))
 

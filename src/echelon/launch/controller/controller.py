@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from echelon.core.units import list_names
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_from
 from echelon.launch.backends.stop import Stop, StopError
@@ -269,6 +270,7 @@ class Controller:
                 return None
             verdict = judge(generation.failures)
             verdict = replace(verdict, failure=replace(verdict.failure, saved=self._newest_saved()))
+            verdict = self._name_neighbours(verdict)
             await self._blame(verdict.failure)
             left = self._backend.starter.nodes - len(self._pool.unfit)
             why_not = self._decide_retry(verdict.failure, nodes=left)
@@ -284,6 +286,15 @@ class Controller:
             text = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._restarts()}"
             self._journal.report(f"{used}: {text}")
+
+    def _name_neighbours(self, verdict: Verdict) -> Verdict:
+        """Return a verdict that names the other runs which can have used up a node's memory."""
+        failure = verdict.failure
+        others = sorted(self._backend.neighbours(failure.node))
+        if failure.cause != "out of memory" or not failure.node or not others:
+            return verdict
+        shared = f"{failure.message}; its memory was shared with {list_names(others)}"
+        return replace(verdict, failure=replace(failure, message=shared))
 
     async def _grow(self) -> Verdict | None:
         """Continue with more nodes, which costs no restart; return why that fails, if so."""

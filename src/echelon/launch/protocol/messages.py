@@ -505,6 +505,15 @@ class StopStep(Message):
 
 
 @frozen
+class Neighbours(Message):
+    """Other steps that have used the same node."""
+
+    node: int
+    """The node's index among those of the step."""
+    runs: list[str]
+
+
+@frozen
 class Departed(Message):
     """These nodes of the step no longer belong to the job."""
 

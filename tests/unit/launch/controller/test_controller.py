@@ -203,6 +203,18 @@ def test_a_failure_costs_a_restart_and_another_generation_follows(make):
     assert restart["verdict"]["failure"]["node"] == "node1"
 
 
+def test_a_verdict_names_whose_memory_was_shared(make):
+    killed = Failure(cause="out of memory", message="killed by the kernel", node="node1")
+    others = {"node1": ["sweep-2", "sweep-1"], "node2": ["sweep-3"]}
+    controller, left = make(
+        FakeGeneration(failures=[killed]), FakeGeneration(), neighbours=others.__getitem__
+    )
+    assert carry(controller, left)[0] == 0
+    (restart,) = [event for event in events(left) if event["kind"] == "restart"]
+    message = restart["verdict"]["failure"]["message"]
+    assert message == "killed by the kernel; its memory was shared with sweep-1, sweep-2"
+
+
 @pytest.mark.parametrize("began", [False, True])
 def test_a_script_that_may_not_be_restarted_may_start_on_other_nodes(make, began):
     """Nobody asked for restarts, for the script does not resume: but it has not run yet."""
