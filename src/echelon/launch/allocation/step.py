@@ -111,7 +111,7 @@ class Step:
 
     def stop(self, stop: Stop) -> None:
         """Ask it to stop."""
-        self.tell(StopStep(**asdict(stop)))
+        self.tell(StopStep(stop=asdict(stop)))
 
     def tell(self, message: Message) -> None:
         """Send its controller a message; does nothing if that has exited."""

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from echelon.core import addresses
@@ -46,7 +45,6 @@ from echelon.launch.protocol.messages import (
 from echelon.launch.protocol.rank_environment import NODE, STEP, receive_key
 from echelon.run.attempts import STOPPING
 
-_STOP = tuple(field.name for field in fields(StopStep))
 LOOK_S = 0.5
 """How often we check whether the user has stopped the step, and whether its lead has changed."""
 HOSTS = "ECHELON_STEP_HOSTS"
@@ -240,8 +238,8 @@ class StepAllocation:
                 self._departed |= {self._hosts[node] for node in nodes}
             case Neighbours(node=node, runs=runs):
                 self._neighbours.setdefault(self._hosts[node], set()).update(runs)
-            case StopStep():
-                self._ask(Stop(**{name: getattr(message, name) for name in _STOP}))
+            case StopStep(stop=stop):
+                self._ask(Stop(**stop))
 
 
 class StepStandby(NoStandby):

@@ -493,15 +493,10 @@ class Lead(Message):
 
 @frozen
 class StopStep(Message):
-    """The broker asks a step to stop, see `Stop`."""
+    """The broker asks a step to stop."""
 
-    cause: str
-    message: str
-    exit_code: int
-    at_once: bool
-    told: bool
-    deadline_s: float | None
-    ask: int
+    stop: dict[str, Any]
+    """The fields of a `Stop`."""
 
 
 @frozen

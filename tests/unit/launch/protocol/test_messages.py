@@ -35,7 +35,6 @@ VALUES = {
     str: st.text(),
     list[str]: st.lists(st.text()),
     list[int]: st.lists(st.integers()),
-    float | None: st.none() | st.floats(allow_nan=False),
     Pace | None: st.none() | st.builds(Pace, *[st.integers()] * 4),
     list[list[Any]]: st.lists(st.lists(anything)),
     dict[str, int]: st.dictionaries(st.text(), st.integers()),
