@@ -101,10 +101,10 @@ def check_for_host(request: Request) -> CheckedForHost:
             f"{format_bytes(_MOST_ADDED)} can be sent to a host",
             hint="have the function read large data from a file there",
         )
-    site = make_site(request.merged, folder, script)
-    assert site is not None, "the caller knows that it has a host"
     root = find_project(request.merged, folder, script, LocalShell())
     check_outside_home(root, Path.home())
+    site = make_site(request.merged, root)
+    assert site is not None, "the caller knows that it has a host"
     return CheckedForHost(
         request=request, spec=spec, table=table, site=site, root=root, folder=folder
     )
@@ -152,14 +152,14 @@ def find_project(request: Merged, folder: Path, script: Path | None, shell: Shel
             directory. Another user may have written that file.
     """
     root, _ = find_root(folder, script, shell)
-    own, _ = find_root(Path.cwd(), None, shell)
-    for key in ("chdir", "script"):
-        origin = request.origins[key]
-        if origin not in ("default", *TYPED) and not root.is_relative_to(own):
-            raise UsageError(
-                f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
-                hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",
-            )
+    origins = {key: request.origins[key] for key in ("chdir", "script")}
+    named = {key: one for key, one in origins.items() if one not in ("default", *TYPED)}
+    if named and not root.is_relative_to(own := find_root(Path.cwd(), None, shell)[0]):
+        key, origin = next(iter(named.items()))
+        raise UsageError(
+            f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
+            hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",
+        )
     return root
 
 
