@@ -17,7 +17,6 @@ from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
 from echelon.cli.run_options import CLUSTER, HOST, AsJson, empty_option, with_parameters
 from echelon.client.submit.requests import read_request
-from echelon.errors import UsageError
 from echelon.spec import readers
 from echelon.spec.job_spec import KEYS
 from echelon.spec.keys import SECTIONS, Key
@@ -185,15 +184,10 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
-    from echelon.client.submit.checks import refuse_job_script  # noqa: PLC0415
+    from echelon.client.submit.checks import examine_script  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
-    if not request.spec.script:
-        raise UsageError(
-            "no training script given", hint="echelon script --nodes 2 --gpus 4 SCRIPT.py"
-        )
-    if not request.spec.module:
-        refuse_job_script(Path(request.spec.chdir or "", request.spec.script), "script")
+    examine_script(request.spec, Path(request.spec.chdir), "script")
     text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
     console.print_file(text)
 

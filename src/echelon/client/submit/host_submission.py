@@ -16,7 +16,7 @@ from echelon.client.code.code_listing import find_root
 from echelon.client.code.project import Project
 from echelon.client.remote.remote_calls import ProgressNotes, exchange, make_site, submit_once
 from echelon.client.remote.sending import describe_project, send_project
-from echelon.client.submit.checks import check_files, check_script, check_sweep, refuse_job_script
+from echelon.client.submit.checks import check_files, check_sweep, examine_script
 from echelon.client.submit.parameters import split_array
 from echelon.client.submit.pipeline import Request
 from echelon.client.submit.run_files import new_run_id
@@ -178,14 +178,8 @@ def check_outside_home(root: Path, home: Path) -> None:
 
 def _check_here(spec: JobSpec, folder: Path) -> None:
     """Report the problems of the script; the host checks the rest of the request."""
-    if not spec.script:
-        raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")
-    script = folder / spec.script
-    if not spec.module:
-        refuse_job_script(script, "submit")
-    problems = check_files(replace(spec, venv="", output="-"), folder)
-    if script.suffix == ".py" and not spec.module:
-        problems += check_script(script)
+    problems = examine_script(spec, folder, "submit", lints=True)
+    problems += check_files(replace(spec, venv="", output="-"), folder)
     if problems:
         raise UsageError("; ".join(problems), hint="nothing was sent")
 

@@ -125,7 +125,7 @@ def test_a_fetched_run_is_compared_with_a_project_on_this_machine(project, tmp_p
     now = read_project(fetched, LocalShell(), here)
     assert compare(old, now) == {"new.py": "added", "train.py": "changed"}
     assert "-two" in list(render_diff(old, now))
-    with pytest.raises(NotFoundError, match="the project of the run .* is gone"):
+    with pytest.raises(NotFoundError, match=r"the project of the run .* is gone"):
         read_project(fetched, LocalShell(), tmp_path / "nowhere")
 
 
