@@ -105,7 +105,7 @@ def start(site: Site, argv: Sequence[str], *, attached: bool = False) -> Talk:
 @contextlib.contextmanager
 def exchange(site: Site, request: str) -> Iterator[Stream]:
     """Start a command that exchanges files, and yield the stream to it."""
-    call = Call(argv=(request,), folder=site.workdir, framed=False)
+    call = Call(argv=(request,), folder=site.workdir, prints_output=False)
     with open_host(site).start(call) as talk, talk.stream() as stream:
         yield stream
 
