@@ -290,7 +290,7 @@ def test_the_host_is_asked_without_a_login_shell_if_it_can_be(host, tmp_path):
 
 def test_who_vanishes_does_not_hold_the_project(host, tmp_path):
     """A connection that nobody closes: the next submission gets the lock nevertheless."""
-    call = Call(argv=(SUBMIT,), folder="~/project", framed=False, patience_s=0.5)
+    call = Call(argv=(SUBMIT,), folder="~/project", prints_output=False, patience_s=0.5)
     gone = host.start(call)
     with gone.stream() as stream:
         stream.send({"run": "train-abcd", "folder": ".", "request": ""})

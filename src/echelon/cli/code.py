@@ -21,7 +21,6 @@ from echelon.client.code.code_diff import (
     Side,
     compare,
     read_project,
-    read_project_at,
     read_run,
     render_diff,
 )
@@ -56,7 +55,7 @@ def diff_there(there: There) -> int:
     with fetched(there.site, there.run, ["spec.toml", "code.json", "code"]) as runs:
         found = find_run(runs, "last")
         root, _ = find_root(Path.cwd(), None, LocalShell())
-        new = read_project_at(found, root, LocalShell())
+        new = read_project(found, LocalShell(), root)
         options = {name: there.values[name] for name in ("names", "as_json")}
         _print_changes(read_run(found), new, **options)
     return 0

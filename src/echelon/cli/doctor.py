@@ -74,7 +74,7 @@ def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
     from echelon.cli.remote import forward  # noqa: PLC0415
     from echelon.client.remote.remote_calls import make_site  # noqa: PLC0415
 
-    site = make_site(request, Path.cwd(), None)
+    site = make_site(request)
     assert site is not None, "only a request with a host is examined there"
     # A node count from a project file is for training jobs: it does not make the doctor a job.
     skipped = () if request.origins["nodes"] in TYPED else ("nodes",)

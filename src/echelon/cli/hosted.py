@@ -34,20 +34,20 @@ def main(word: str) -> NoReturn:
         os.environ.pop(name, None)  # they are for commands of this machine's own users
     if call.columns:
         os.environ |= {"COLUMNS": str(call.columns), "LINES": str(call.lines)}
-    if call.terminal and not call.framed:
+    if call.terminal and not call.prints_output:
         sys.exit(_run(call))  # ssh provides a terminal
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output must not be mistaken for the answer
     answer.write(MARK)
     answer.flush()
     stream = Stream(reader, answer, peer="the other machine")
-    if not call.framed:
+    if not call.prints_output:
         source.patience_s = call.patience_s  # other commands may wait for a lock of this one
         sys.exit(_serve(call, stream))
     if call.attached:
         threading.Thread(target=_exit_on_disconnect, daemon=True).start()
-    sys.stdout = Framed(stream, "out", terminal=call.terminal)
-    sys.stderr = Framed(stream, "err", terminal=call.terminal)
+    sys.stdout = SentOutput(stream, "out", terminal=call.terminal)
+    sys.stderr = SentOutput(stream, "err", terminal=call.terminal)
     code = 70
     try:
         code = _run(call, stream)
@@ -113,7 +113,7 @@ def _find_folder(folder: str) -> Path:
     return path
 
 
-class Framed(io.TextIOBase):
+class SentOutput(io.TextIOBase):
     """A text stream that sends its lines as messages."""
 
     encoding = "utf-8"

@@ -14,10 +14,16 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
-from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
-from echelon.cli.run_options import CLUSTER, HOST, AsJson, empty_option, with_parameters
+from echelon.cli.help import PREPARE, SectionedCommand
+from echelon.cli.run_options import (
+    CLUSTER,
+    HOST,
+    AsJson,
+    configuration,
+    empty_option,
+    with_parameters,
+)
 from echelon.client.submit.requests import read_request
-from echelon.errors import UsageError
 from echelon.spec import readers
 from echelon.spec.job_spec import KEYS
 from echelon.spec.keys import SECTIONS, Key
@@ -111,25 +117,17 @@ def _parameters() -> list[inspect.Parameter]:
     args = typer.Argument(
         metavar=KEYS["args"].metavar, help=_sentence(KEYS["args"].help), show_default=False
     )
-    config = typer.Option(
+    config = configuration(
         "--config",
         metavar="FILE",
         envvar="ECHELON_CONFIG",
         help="Project file to use, whoever owns it; replaces the search.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
     )
-    setting = typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set any key of the project file.",
-        rich_help_panel=CONFIGURATION,
-    )
-    source = typer.Option(
+    setting = configuration("--set", metavar="KEY=VALUE", help="Set any key of the project file.")
+    source = configuration(
         "--from",
         metavar="FILE",
         help="Take #SBATCH lines, script and arguments from a job script.",
-        rich_help_panel=CONFIGURATION,
     )
     flags = [key for key in KEYS.values() if not key.is_argument]
     flags.sort(key=lambda key: (SECTIONS.index(key.section), key.rank))  # as in the help text
@@ -185,15 +183,10 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
-    from echelon.client.submit.checks import refuse_job_script  # noqa: PLC0415
+    from echelon.client.submit.checks import examine_script  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
-    if not request.spec.script:
-        raise UsageError(
-            "no training script given", hint="echelon script --nodes 2 --gpus 4 SCRIPT.py"
-        )
-    if not request.spec.module:
-        refuse_job_script(Path(request.spec.chdir or "", request.spec.script), "script")
+    examine_script(request.spec, Path(request.spec.chdir), "script")
     text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
     console.print_file(text)
 

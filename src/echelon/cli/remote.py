@@ -85,7 +85,7 @@ def in_terminal(there: There) -> int:
     site = there.site
     if there.values.get("once") or not console.is_terminal():
         return execute(there)
-    call = Call(argv=tuple(there.words()), folder=site.workdir, framed=False, terminal=True)
+    call = Call(argv=tuple(there.words()), folder=site.workdir, prints_output=False, terminal=True)
 
     def show() -> int:
         code = open_host(site).show(call)

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +18,8 @@ from echelon.run.directory import RUNS
 from echelon.spec.merging import Merged
 
 R = TypeVar("R")
+configuration = partial(typer.Option, show_default=False, rich_help_panel=CONFIGURATION)
+"""An option in the last section of the help."""
 RunsDir = Annotated[
     Path,
     typer.Option(
@@ -60,11 +63,8 @@ NewAddress = Annotated[
 ]
 Address = Annotated[
     str,
-    typer.Option(
-        metavar="URL",
-        help="Ray dashboard URL, such as http://HEAD:8265 (with --on ray).",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
+    configuration(
+        metavar="URL", help="Ray dashboard URL, such as http://HEAD:8265 (with --on ray)."
     ),
 ]
 
@@ -87,20 +87,8 @@ def goes_to_host(request: Merged, on: str, runs_dir: Path) -> bool:
 
 # --- a run on another host --------------------------------------------------------------------
 
-CLUSTER = typer.Option(
-    "--cluster",
-    metavar="NAME",
-    help="Cluster profile to use.",
-    show_default=False,
-    rich_help_panel=CONFIGURATION,
-)
-HOST = typer.Option(
-    "--host",
-    metavar="HOST",
-    help="Login host to use, by ssh.",
-    show_default=False,
-    rich_help_panel=CONFIGURATION,
-)
+CLUSTER = configuration("--cluster", metavar="NAME", help="Cluster profile to use.")
+HOST = configuration("--host", metavar="HOST", help="Login host to use, by ssh.")
 ClusterName = Annotated[str, CLUSTER]
 HostName = Annotated[str, HOST]
 

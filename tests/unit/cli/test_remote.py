@@ -18,7 +18,7 @@ from echelon.client.submit.host_submission import place_request
 from echelon.clusters.ssh.failures import CutError, UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
-from echelon.errors import ConflictError, NotPermittedError, UnavailableError
+from echelon.errors import ConflictError, NotPermittedError, UnavailableError, UsageError
 from echelon.spec.job_spec import JobSpec
 from fake_clock import FakeClock
 
@@ -221,6 +221,66 @@ def test_an_error_that_is_not_about_the_connection_is_not_retried(later):
 
     with pytest.raises(type(later)):
         hosts.keep_trying(step, hosts.Retries(FakeClock()))
+
+
+@pytest.fixture
+def submission(tmp_path, monkeypatch):
+    """Submit a run with one error after the other; return the ids that are registered then."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(hosts.Clock, "sleep", lambda _clock, _length_s: None)
+
+    def submit(*errors):
+        left = list(errors)
+
+        def step():
+            if left:
+                raise left.pop(0)
+            return "queued"
+
+        try:
+            return hosts.submit_once("train-abcd", tmp_path, SITE, step)
+        finally:
+            submit.registered = [one.run for one in read_register(os.environ)]
+
+    return submit
+
+
+def test_a_submission_is_repeated_after_a_lost_connection(submission):
+    assert submission(LostConnectionError("cut"), UnreachableError("refused")) == "queued"
+    assert submission.registered == ["train-abcd"]
+
+
+@pytest.mark.parametrize("why", [UsageError("no", hint="x"), UnreachableError("no network")])
+def test_a_refused_submission_is_not_registered(submission, why):
+    with pytest.raises(type(why), match=why.message):
+        submission(why)
+    assert submission.registered == []
+
+
+def test_a_submission_that_the_cluster_did_not_answer_stays_registered(submission):
+    with pytest.raises(UnavailableError, match="no answer"):
+        submission(UnavailableError("no answer"))
+    assert submission.registered == ["train-abcd"]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [LostConnectionError("cut"), UsageError("no", hint="x")],
+        [LostConnectionError("cut")] * 9,
+    ],
+)
+def test_after_a_lost_connection_it_is_not_known_whether_a_run_was_queued(submission, errors):
+    with pytest.raises(LostConnectionError, match="not known whether train-abcd") as caught:
+        submission(*errors)
+    assert "echelon status train-abcd" in caught.value.hint
+    assert submission.registered == ["train-abcd"]
+
+
+def test_an_interrupted_submission_names_the_run(submission, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        submission(KeyboardInterrupt())
+    assert "train-abcd may be queued nevertheless" in capsys.readouterr().err
 
 
 # --- fetched files ------------------------------------------------------------------------------

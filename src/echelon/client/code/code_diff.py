@@ -14,7 +14,7 @@ from echelon.core.files import BlockedError
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
 from echelon.errors import NotFoundError
-from echelon.run.code import Code, CopiedFile, read_manifest
+from echelon.run.code import Code, read_manifest
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code
 
@@ -77,47 +77,30 @@ def read_run(run: RunDir) -> Side:
     return Side(name=run.run_id, folder=run.code, files=files)
 
 
-def read_project(run: RunDir, shell: Shell) -> Side:
-    """Return the code of a run's project as it is now.
-
-    Raises:
-        NotFoundError: the run has no copy of its code, or the project does not exist any more.
-    """
-    code = find_code(run)
-    root, own = Path(code.root), read_own_manifest(run)
-    if not root.is_dir():
-        raise NotFoundError(
-            f"the project of the run '{run.run_id}' is gone: {root}",
-            hint=f"its code is in {run.code}",
-        )
-    known = own.files if own else {}
-    return _read_folder(root, root, run.path.parent.resolve(), known, shell)
-
-
-def read_project_at(run: RunDir, root: Path, shell: Shell) -> Side:
-    """Return the code of a project as it is now, to compare it with a run from another machine.
+def read_project(run: RunDir, shell: Shell, root: Path | None = None) -> Side:
+    """Return the code of a run's project as it is now, with the links that a copy would have.
 
     Args:
-        run: the run, which may have been fetched: only its request and manifest are read.
-        root: the project's directory on this machine.
+        run: the run. With `root`, it may have been fetched: only its request and manifest are read.
         shell: runs git.
+        root: the project's directory on this machine; None if it is where the run was started.
 
     Raises:
         NotFoundError: the run has no copy of its code, or the project does not exist.
     """
     code = find_code(run)
+    origin, runs = Path(code.root), run.path.parent.resolve()
+    # The times in a manifest from another machine are of other files, so all files are read.
+    own = None if root else read_own_manifest(run)
+    known = own.files if own else {}
+    if root and not runs.is_relative_to(root):
+        runs = root / "runs"
+    root = root or origin
     if not root.is_dir():
-        raise NotFoundError(f"there is no project in {root}", hint="pass its directory")
-    root, runs = root.resolve(), run.path.parent.resolve()
-    runs = runs if runs.is_relative_to(root) else root / "runs"
-    # The times in the manifest come from the other machine, so all files are read.
-    return _read_folder(root, Path(code.root), runs, {}, shell)
-
-
-def _read_folder(
-    root: Path, origin: Path, runs: Path, known: Mapping[str, CopiedFile], shell: Shell
-) -> Side:
-    """Return the code in a folder, with the targets that its links have in the folder `origin`."""
+        raise NotFoundError(
+            f"the project of the run '{run.run_id}' is gone: {root}",
+            hint=f"its code is in {run.code}",
+        )
     listing = list_project(root, shell, kind=find_kind(root), runs=runs)
     files = {}
     with Tree(root) as tree:

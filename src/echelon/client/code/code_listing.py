@@ -15,7 +15,7 @@ from pathlib import Path
 
 from echelon.client.code.project import MOST_FILES, OWN_FOLDER, Commit
 from echelon.client.code.secret_files import has_secret_name, is_private_key
-from echelon.client.code.workdir_record import WorkdirRecord, find_record, is_changed, list_beside
+from echelon.client.code.workdir_record import WorkdirRecord, find_record, is_changed
 from echelon.core.files import Entry, folders, walk
 from echelon.core.frozen import frozen
 from echelon.core.git import list_filters, run_git
@@ -195,8 +195,11 @@ def _is_run(names: set[str]) -> bool:
 
 def _list_workdir(root: Path) -> Listing:
     project = (find_record(root) or WorkdirRecord()).project
-    code = (*project.files, *project.links)
-    return Listing(code=code, beside=tuple(list_beside(root, code)))
+    code = project.identities()
+    holders = {folder for path in code for folder in folders(path)}
+    found = (entry.path for entry in walk(root, enter=lambda folder: folder.path in holders))
+    beside = sorted(path for path in found if path not in code and path not in holders)
+    return Listing(code=tuple(code), beside=tuple(beside))
 
 
 # --- with git ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ records that this user wrote are read (`core.userstate.remember`).
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from echelon.client.code.project import LINK, OWN_FOLDER, Project, parse_project, render_project
 from echelon.client.code.tree import Tree
 from echelon.core.atomic_file import write_atomic
-from echelon.core.files import BlockedError, Stamp, folders
+from echelon.core.files import BlockedError, Stamp
 from echelon.core.frozen import frozen
 from echelon.core.records import parse_json, read_bytes, render_json
 from echelon.core.userstate import is_remembered, remember
@@ -145,18 +145,3 @@ def is_changed(root: Path, record: WorkdirRecord) -> bool:
             )
     except OSError:
         return True
-
-
-def list_beside(root: Path, code: Iterable[str]) -> list[str]:
-    """Return the other entries in the folders of the code; a folder without code is one entry."""
-    known = set(code)
-    holders = {"", *(folder for path in known for folder in folders(path))}
-    beside = []
-    for folder in sorted(holders):
-        try:
-            names = os.listdir(root / folder)  # noqa: PTH208  names
-        except (FileNotFoundError, NotADirectoryError):  # the folder was removed on the host
-            continue
-        paths = (f"{folder}/{name}" if folder else name for name in sorted(names))
-        beside += [path for path in paths if path not in known and path not in holders]
-    return beside

@@ -21,10 +21,7 @@ def find_site(cluster: str, host: str) -> "Site | None":
     from echelon.client.remote.remote_calls import make_site  # noqa: PLC0415
     from echelon.client.submit.requests import read_request  # noqa: PLC0415
 
-    folder = Path.cwd()
-    return make_site(
-        read_request({"cluster": cluster, "host": host}, folder, os.environ), folder, None
-    )
+    return make_site(read_request({"cluster": cluster, "host": host}, Path.cwd(), os.environ))
 
 
 def locate(

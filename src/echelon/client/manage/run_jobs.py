@@ -15,6 +15,7 @@ from echelon.client.manage.waiting import LOOK_S, Outage, RunWatch, send_owed, s
 from echelon.client.remote.remote_calls import Retries, ask, unexpected
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.clusters.ssh.site import Site
+from echelon.core.codec import decode
 from echelon.core.jobs import Job
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, forgotten
@@ -175,17 +176,11 @@ def _make_host_jobs(
 
 def _read_status(site: Site, run_id: str) -> Job:
     found = ask(site, ["status", "--json", "--", run_id], ["job", "state", "exit_code"])
-    texts = {name: str(found.get(name) or "") for name in ("state", "reason", "nodes")}
-    code = found["exit_code"]
-    return Job(id=str(found["job"]), exit_code=code if isinstance(code, int) else 0, **texts)
+    return decode(Job, {**found, "id": found["job"]})
 
 
 def _read_sweep(site: Site, sweep_id: str) -> dict[str, Job]:
     found = ask(site, ["sweep", "status", "--json", "--", sweep_id], ["runs"])["runs"]
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         raise unexpected(site, "sweep status", found)
-    texts = {run: {k: str(v or "") for k, v in one.items()} for run, one in found.items()}
-    return {
-        run: Job(id=one.get("job", ""), state=one.get("state", ""), reason=one.get("reason", ""))
-        for run, one in texts.items()
-    }
+    return {run: decode(Job, {**one, "id": one.get("job")}) for run, one in found.items()}

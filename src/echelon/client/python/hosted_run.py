@@ -79,8 +79,8 @@ class HostedRun:
             yield from run_there(self._site, words).splitlines()
             return
         left, wanted = "", {"run": self.run_id, "rank": [] if rank is None else [str(rank)]}
-        with closing(follow_there(self._site, wanted)) as frames:
-            for kind, value in frames:
+        with closing(follow_there(self._site, wanted)) as parts:
+            for kind, value in parts:
                 if kind == "out":
                     *whole, left = (left + value).split("\n")
                     yield from whole

@@ -54,18 +54,23 @@ _STEADY_S = 60
 # --- which host -------------------------------------------------------------------------------
 
 
-def make_site(request: "Merged", folder: Path, script: Path | None) -> Site | None:
-    """Return the site of a request; None for this machine."""
+def make_site(request: "Merged", root: Path | None = None) -> Site | None:
+    """Return the site of a request; None for this machine.
+
+    Args:
+        request: the request.
+        root: the project's directory; None for the one around the current directory.
+    """
     if not request.host:
         return None
     spec = request.spec
     python = spec.python or (f"{spec.venv}/bin/python" if spec.venv else "")
     workdir = request.workdir
-    if not workdir:
+    if not workdir and root is None:
         from echelon.client.code.code_listing import find_root  # noqa: PLC0415
 
-        root, _ = find_root(folder, script, LocalShell())
-        workdir = default_workdir(root.name)
+        root, _ = find_root(Path.cwd(), None, LocalShell())
+    workdir = workdir or default_workdir(root.name if root else "")
     return Site(
         host=check_host(request.host),
         workdir=workdir,
@@ -100,7 +105,7 @@ def start(site: Site, argv: Sequence[str], *, attached: bool = False) -> Talk:
 @contextlib.contextmanager
 def exchange(site: Site, request: str) -> Iterator[Stream]:
     """Start a command that exchanges files, and yield the stream to it."""
-    call = Call(argv=(request,), folder=site.workdir, framed=False)
+    call = Call(argv=(request,), folder=site.workdir, prints_output=False)
     with open_host(site).start(call) as talk, talk.stream() as stream:
         yield stream
 

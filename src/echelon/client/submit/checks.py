@@ -218,6 +218,21 @@ def check_pack(spec: JobSpec, table: Table, on: str) -> None:
 # --- with `echelon lint` ---------------------------------------------------------------------
 
 
+def examine_script(spec: JobSpec, folder: Path, command: str, *, lints: bool = False) -> list[str]:
+    """Return the errors that certainly end the script of a request; none without `lints`.
+
+    Raises:
+        UsageError: there is no script, or it is a job script.
+    """
+    if not spec.script:
+        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
+    if spec.module:
+        return []
+    script = folder / spec.script
+    refuse_job_script(script, command)
+    return check_script(script) if lints and script.suffix == ".py" else []
+
+
 def check_script(script: Path) -> list[str]:
     """Return the errors that certainly end a Python script, and print the others as warnings."""
     errors = _find_errors(script)

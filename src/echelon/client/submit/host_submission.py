@@ -16,7 +16,7 @@ from echelon.client.code.code_listing import find_root
 from echelon.client.code.project import Project
 from echelon.client.remote.remote_calls import ProgressNotes, exchange, make_site, submit_once
 from echelon.client.remote.sending import describe_project, send_project
-from echelon.client.submit.checks import check_files, check_script, check_sweep, refuse_job_script
+from echelon.client.submit.checks import check_files, check_sweep, examine_script
 from echelon.client.submit.parameters import split_array
 from echelon.client.submit.pipeline import Request
 from echelon.client.submit.run_files import new_run_id
@@ -101,10 +101,10 @@ def check_for_host(request: Request) -> CheckedForHost:
             f"{format_bytes(_MOST_ADDED)} can be sent to a host",
             hint="have the function read large data from a file there",
         )
-    site = make_site(request.merged, folder, script)
-    assert site is not None, "the caller knows that it has a host"
     root = find_project(request.merged, folder, script, LocalShell())
     check_outside_home(root, Path.home())
+    site = make_site(request.merged, root)
+    assert site is not None, "the caller knows that it has a host"
     return CheckedForHost(
         request=request, spec=spec, table=table, site=site, root=root, folder=folder
     )
@@ -157,14 +157,14 @@ def find_project(request: Merged, folder: Path, script: Path | None, shell: Shel
             directory. Another user may have written that file.
     """
     root, _ = find_root(folder, script, shell)
-    own, _ = find_root(Path.cwd(), None, shell)
-    for key in ("chdir", "script"):
-        origin = request.origins[key]
-        if origin not in ("default", *TYPED) and not root.is_relative_to(own):
-            raise UsageError(
-                f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
-                hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",
-            )
+    origins = {key: request.origins[key] for key in ("chdir", "script")}
+    named = {key: one for key, one in origins.items() if one not in ("default", *TYPED)}
+    if named and not root.is_relative_to(own := find_root(Path.cwd(), None, shell)[0]):
+        key, origin = next(iter(named.items()))
+        raise UsageError(
+            f"{key} in {origin} leads out of {own}, to {root}: nothing was sent",
+            hint=f"to send that directory: cd {shlex.quote(str(root))}, and submit there",
+        )
     return root
 
 
@@ -183,14 +183,8 @@ def check_outside_home(root: Path, home: Path) -> None:
 
 def _check_here(spec: JobSpec, folder: Path) -> None:
     """Report the problems of the script; the host checks the rest of the request."""
-    if not spec.script:
-        raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")
-    script = folder / spec.script
-    if not spec.module:
-        refuse_job_script(script, "submit")
-    problems = check_files(replace(spec, venv="", output="-"), folder)
-    if script.suffix == ".py" and not spec.module:
-        problems += check_script(script)
+    problems = examine_script(spec, folder, "submit", lints=True)
+    problems += check_files(replace(spec, venv="", output="-"), folder)
     if problems:
         raise UsageError("; ".join(problems), hint="nothing was sent")
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from echelon.client.code.snapshot import copy_again, take_snapshot
 from echelon.client.submit.checks import (
     check_pack,
-    check_script,
     check_sweep,
+    examine_script,
     find_function_problems,
     find_problems,
-    refuse_job_script,
 )
 from echelon.client.submit.images import settle_image
 from echelon.client.submit.parameters import split_array
@@ -181,8 +180,6 @@ def check_again(
 
 def _raise_problems(checked: Checked, command: str, *, lints: bool) -> None:
     spec, folder, shell = checked.spec, checked.folder, LocalShell()
-    if not spec.script:
-        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
     if checked.earlier:
         missing = f"the working directory {folder} does not exist: choose another with --chdir"
         problems = [] if folder.is_dir() else [missing]
@@ -190,7 +187,7 @@ def _raise_problems(checked: Checked, command: str, *, lints: bool) -> None:
         version = str(json.loads(checked.added[f"{FOLDER}/{ABOUT}"])["python"])
         problems = find_function_problems(spec, folder, shell, version=version)
     else:
-        problems = _examine_script(folder / spec.script, spec, command, lints=lints)
+        problems = examine_script(spec, folder, command, lints=lints)
         problems += find_problems(spec, folder, shell)
     try:
         problems = [*problems, *checked.cluster.problems(spec)]
@@ -203,13 +200,6 @@ def _raise_problems(checked: Checked, command: str, *, lints: bool) -> None:
             "; ".join(problems),
             hint="nothing was started; show the origin of each value: echelon config",
         )
-
-
-def _examine_script(script: Path, spec: JobSpec, command: str, *, lints: bool) -> list[str]:
-    if spec.module:
-        return []
-    refuse_job_script(script, command)
-    return check_script(script) if lints and script.suffix == ".py" else []
 
 
 # --- prepare ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Call:
     """The words after `echelon`."""
     folder: str
     """Its working directory; `~` is the home directory there."""
-    framed: bool = True
+    prints_output: bool = True
     """Whether it answers with its output as messages. Otherwise both sides exchange messages and
     data or, with `terminal`, it has a terminal of its own."""
     terminal: bool = False
@@ -43,7 +43,7 @@ class Call:
     @property
     def light(self) -> bool:
         """Whether it needs no login shell."""
-        return self.framed and self.argv[:1] != () and self.argv[0] in LIGHT
+        return self.prints_output and self.argv[:1] != () and self.argv[0] in LIGHT
 
     def encode(self) -> str:
         """Return the call as one word. Pure."""

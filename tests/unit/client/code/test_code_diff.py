@@ -10,7 +10,6 @@ from echelon.client.code.code_diff import (
     Side,
     compare,
     read_project,
-    read_project_at,
     read_run,
     render_diff,
 )
@@ -120,14 +119,14 @@ def test_a_fetched_run_is_compared_with_a_project_on_this_machine(project, tmp_p
     shutil.copytree(run.code, fetched.code, symlinks=True)
     project.rename(tmp_path / "gone")
     old = read_run(fetched)
-    assert compare(old, read_project_at(fetched, here, LocalShell())) == {}
+    assert compare(old, read_project(fetched, LocalShell(), here)) == {}
     (here / "train.py").write_text("one\n2\n")
     (here / "new.py").write_text("new\n")
-    now = read_project_at(fetched, here, LocalShell())
+    now = read_project(fetched, LocalShell(), here)
     assert compare(old, now) == {"new.py": "added", "train.py": "changed"}
     assert "-two" in list(render_diff(old, now))
-    with pytest.raises(NotFoundError, match="there is no project"):
-        read_project_at(fetched, tmp_path / "nowhere", LocalShell())
+    with pytest.raises(NotFoundError, match=r"the project of the run .* is gone"):
+        read_project(fetched, LocalShell(), tmp_path / "nowhere")
 
 
 # --- runs from elsewhere ------------------------------------------------------------------------
