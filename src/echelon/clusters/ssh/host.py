@@ -7,6 +7,7 @@ anything before it.
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _MOST_ERRORS = 1 << 16
 _SHOWN = 80
 """Bytes of an unexpected answer that an error shows."""
+BEAT_S = 5.0
+"""Seconds between two signs of life to an attached command."""
 _LONGEST = 1 << 24
 """Most bytes of a frame, which holds a part of a command's output."""
 
@@ -126,6 +129,18 @@ class Talk:
             while chunk := self._program.stderr.read1(1 << 14):  # type: ignore[attr-defined]
                 self._errors += chunk
                 del self._errors[:-_MOST_ERRORS]
+
+    def keep_alive(self) -> None:
+        """Send signs of life until the command ends, even while nobody reads its frames."""
+
+        def beat() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the input is closed
+                while self._program.poll() is None:
+                    self.input.write(b"\n")
+                    self.input.flush()
+                    time.sleep(BEAT_S)
+
+        threading.Thread(target=beat, daemon=True).start()
 
     def has_begun(self) -> bool:
         """Wait for the line that marks the command's start; False if it does not come."""
