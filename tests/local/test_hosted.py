@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import stat
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from echelon.cli import main
 from echelon.client.python.hosted_run import HostedRun
 from echelon.client.remote.workdir import hold_workdir
 from echelon.clusters.ssh import connection
+from echelon.clusters.ssh import host as ssh_host
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.host import Host, LostConnectionError, Talk
@@ -286,6 +289,21 @@ def test_the_host_is_asked_without_a_login_shell_if_it_can_be(host, tmp_path):
     assert "login again" in (tmp_path / "logins").read_text()
     host.start(Call(argv=("nodes",), folder="~")).finish()
     assert (tmp_path / "logins").read_text().count("login again") == 2
+
+
+def test_the_page_ends_with_a_connection_that_is_silent(host, tmp_path, monkeypatch):
+    """A network that is cut sends no end: the token of the page must not stay valid for hours."""
+    (tmp_path / "home" / "runs").mkdir()
+    call = Call(argv=("dash",), folder="~", attached=True, patience_s=2.0)
+    monkeypatch.setattr(ssh_host, "BEAT_S", 0.1)
+    alive = host.start(call)
+    alive.keep_alive()
+    _, address = next(alive.frames())
+    with pytest.raises(LostConnectionError):  # its input stays open, and nothing comes
+        list(host.start(call).frames())
+    port = int(re.search(r":(\d+)/", address)[1])
+    socket.create_connection(("127.0.0.1", port)).close()
+    alive.close()
 
 
 def test_who_vanishes_does_not_hold_the_project(host, tmp_path):

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 SCRIPTS = Path(__file__).parent / "frameworks"
 PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 FRAMEWORKS = ("accelerate", "deepspeed", "jax", "trl")
-START_S = 400
+START_S = 700
 """DeepSpeed compiles an extension when it is used for the first time."""
 ENDLESS = 100_000
 

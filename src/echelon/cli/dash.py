@@ -32,6 +32,9 @@ _TAKEN = -1
 """Stands for the exit code if the port is in use on the other host."""
 _TRIES = 5
 """How many ports are tried: each may be in use on the other host."""
+_SILENT_S = 30.0
+"""Seconds without a sign of life after which the host stops serving: by then, ssh has given up the
+port here, and another user may receive the token from an open tab."""
 _LEAST_TOKEN, _MOST_TOKEN = 24, 200
 """Number of characters of a token."""
 
@@ -72,7 +75,8 @@ def _show_there(there: There, port: int, *, last: bool) -> int:
     connection = open_host(there.site).connection
     messages: list[str] = []
     try:
-        with start(there.site, ["dash", *words], attached=True) as talk:
+        serving = start(there.site, ["dash", *words], attached=True, patience_s=_SILENT_S)
+        with serving as talk:
             for kind, value in talk.output_parts():
                 if kind == "end":
                     if not last and f"cannot listen on port {port}" in "".join(messages):

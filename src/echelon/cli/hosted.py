@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -45,7 +46,7 @@ def main(word: str) -> NoReturn:
         source.patience_s = call.patience_s  # other commands may wait for a lock of this one
         sys.exit(_serve(call, stream))
     if call.attached:
-        threading.Thread(target=_exit_on_disconnect, daemon=True).start()
+        threading.Thread(target=_exit_on_disconnect, args=[call.patience_s], daemon=True).start()
     sys.stdout = SentOutput(stream, "out", terminal=call.terminal)
     sys.stderr = SentOutput(stream, "err", terminal=call.terminal)
     code = 70
@@ -59,8 +60,8 @@ def main(word: str) -> NoReturn:
         os._exit(code)  # do not wait for the thread that reads
 
 
-def _exit_on_disconnect() -> None:
-    while os.read(0, 1 << 10):
+def _exit_on_disconnect(patience_s: float) -> None:
+    while select.select([0], [], [], patience_s)[0] and os.read(0, 1 << 10):
         pass
     os.kill(os.getpid(), signal.SIGHUP)
 

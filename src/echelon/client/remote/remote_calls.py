@@ -87,10 +87,19 @@ def open_host(site: Site) -> Host:
     return Host(site, LocalShell(), os.environ)
 
 
-def start(site: Site, argv: Sequence[str], *, attached: bool = False) -> Talk:
-    """Start a command on a site's host; its output is received as messages."""
+def start(
+    site: Site, argv: Sequence[str], *, attached: bool = False, patience_s: float = 120.0
+) -> Talk:
+    """Start a command on a site's host; its output is received as messages.
+
+    Args:
+        site: where to execute the command.
+        argv: the words of the command.
+        attached: end it there when the connection ends,
+        patience_s: or if no sign of life has come for so long.
+    """
     size = shutil.get_terminal_size()
-    return open_host(site).start(
+    talk = open_host(site).start(
         Call(
             argv=tuple(argv),
             folder=site.workdir,
@@ -98,8 +107,12 @@ def start(site: Site, argv: Sequence[str], *, attached: bool = False) -> Talk:
             columns=size.columns,
             lines=size.lines,
             attached=attached,
+            patience_s=patience_s,
         )
     )
+    if attached:
+        talk.keep_alive()
+    return talk
 
 
 @contextlib.contextmanager

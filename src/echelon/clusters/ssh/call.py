@@ -35,10 +35,10 @@ class Call:
     columns: int = 0
     lines: int = 0
     attached: bool = False
-    """Whether it ends when the connection does."""
+    """Whether it ends when the connection does: the other machine sends signs of life."""
     patience_s: float = 120.0
-    """How long a command with a stream waits for data. The connection may be dead without a TCP
-    reset."""
+    """How long an attached command, or one with a stream, waits for data. The connection may be
+    dead without a TCP reset."""
 
     @property
     def light(self) -> bool:

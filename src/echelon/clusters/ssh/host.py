@@ -6,6 +6,7 @@ anything before it.
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _MOST_ERRORS = 1 << 16
 _TYPES: Mapping[str, type] = {"out": str, "err": str, "at": dict}
 """Types of the parts of a command's output."""
+BEAT_S = 5.0
+"""Seconds between two signs of life to an attached command."""
 
 
 class LostConnectionError(UnreachableError):
@@ -110,6 +113,18 @@ class Talk:
             while chunk := self._program.stderr.read1(1 << 14):  # type: ignore[attr-defined]
                 self._errors += chunk
                 del self._errors[:-_MOST_ERRORS]
+
+    def keep_alive(self) -> None:
+        """Send signs of life until the command ends, even while nobody reads its frames."""
+
+        def beat() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the input is closed
+                while self._program.poll() is None:
+                    self.input.write(b"\n")
+                    self.input.flush()
+                    time.sleep(BEAT_S)
+
+        threading.Thread(target=beat, daemon=True).start()
 
     def has_begun(self) -> bool:
         """Wait for the line that marks the command's start; False if it does not come."""
