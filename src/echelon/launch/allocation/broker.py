@@ -7,6 +7,7 @@ Where steps come from is up to a `Source`.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -40,6 +41,8 @@ from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure, Verdict, judge
 
+_BRIEF_S = 20.0
+"""A step that lasts less is brief."""
 _LAST_S = 30.0
 """How long before the end of the job no more steps are started."""
 
@@ -103,6 +106,10 @@ class Broker:
         self._controllers: ForkClient | None = None
         self._steps: dict[int, tuple[Step, Work]] = {}
         """Those whose controllers have not exited, or whose agents have not."""
+        self._next: dict[int, Step] = {}
+        """By the number of a step: another one that gets its slots."""
+        self._is_brief = False
+        """Whether the last step that has ended lasted seconds."""
         self._started = 0
         self._stop: Stop | None = None
         self._undelivered: dict[int, list[StartAgent | EndAgent]] = {}
@@ -212,11 +219,32 @@ class Broker:
 
     def _start_steps(self) -> None:
         while self._stop is None and (work := self._source.first()):
-            slots = self._ledger.take(work.ask)
-            if slots is None:
+            if slots := self._ledger.take(work.ask):
+                self._source.start(work)
+                self._start(work, slots).grant()
+            elif (before := self._find_predecessor(work)) is not None:
+                self._source.start(work)
+                self._next[before.number] = self._start(work, before.slots)
+            else:
                 return
-            self._source.start(work)
-            self._start(work, slots)
+
+    def _find_predecessor(self, work: Work) -> Step | None:
+        """Return a step after which another one may start on the same slots.
+
+        Tasks that last seconds are started ahead, up to their ranks: that takes a fraction of a
+        second, during which their slots would be idle.
+        """
+        if not self._is_brief:
+            return None
+        granted = (
+            step
+            for step, other in self._steps.values()
+            if step.began_s is not None
+            and step.slots
+            and other.ask == work.ask
+            and all(slot.node in self._pool.agents for slot in step.slots)
+        )
+        return next((step for step in granted if step.number not in self._next), None)
 
     def _find_shortage(self) -> str:
         """Return why nothing can be started any more; empty if it can, or a node may come back."""
@@ -231,7 +259,8 @@ class Broker:
             return ""
         return f"a task needs {ask.nodes} nodes with {each}; {self._ledger.describe()}"
 
-    def _start(self, work: Work, slots: Sequence[Slot]) -> None:
+    def _start(self, work: Work, slots: Sequence[Slot]) -> Step:
+        """Start a step, whose ranks wait until it is granted its slots."""
         assert self._controllers is not None
         self._started += 1
         attempt = claim_step(work.run, job_id=self._job_id, within=self._journal.run.run_id)
@@ -243,6 +272,7 @@ class Broker:
             slots=slots,
             hosts=[keeper.name for keeper in keepers],
             order=self._order,
+            released=self._free,
         )
         self._introduce(step)
         self._steps[step.number] = step, work
@@ -254,6 +284,7 @@ class Broker:
             cwd=work.cwd,
             reached=keepers[0].link.own_address,
         )
+        return step
 
     def _introduce(self, step: Step) -> None:
         """Tell steps which others use the same nodes: memory is not divided."""
@@ -269,7 +300,8 @@ class Broker:
     def _add_keeper(self, keeper: AgentHandle) -> None:
         self._ledger.add(keeper.node, gpus=keeper.hello.gpus, cpus=keeper.hello.cpus)
         for step, _ in self._steps.values():  # that wait for the node
-            self._ledger.hold([slot for slot in step.slots if slot.node == keeper.node])
+            if step.began_s is not None:
+                self._ledger.hold([slot for slot in step.slots if slot.node == keeper.node])
         for order in self._undelivered.pop(keeper.node, []):
             keeper.link.say(order)
 
@@ -295,9 +327,6 @@ class Broker:
             step, work = known
             step.agents.discard(exited.number)
             step.tell(replace(exited, step=0))
-            if not step.agents and exited.status == 0:
-                # Its controller only has to record how it ended.
-                self._free(step)
             self._settle(step, work)
 
     def _end_controller(self, exited: Exited) -> None:
@@ -316,8 +345,18 @@ class Broker:
             self._source.ended(work, outcome(step.run, step.attempt))
 
     def _free(self, step: Step) -> None:
-        self._ledger.give_back(step.slots)
-        step.slots = ()
+        """Give the slots of a step to the one that waits for them, or back."""
+        slots, step.slots = step.slots, ()
+        if step.began_s is None:  # it never had them
+            self._next = {one: other for one, other in self._next.items() if other is not step}
+            return
+        if slots:
+            self._is_brief = time.monotonic() - step.began_s < _BRIEF_S
+        if after := self._next.pop(step.number, None):
+            after.grant()
+        else:
+            self._ledger.give_back(slots)
+            self._pool.wake()
 
     def _lose_controllers(self) -> None:
         message = "the process that starts the controllers of steps has exited"

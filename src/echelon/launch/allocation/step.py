@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +20,11 @@ from echelon.launch.protocol.messages import (
     AgentExited,
     EndAgent,
     Fork,
+    Granted,
     Lead,
     Message,
     Neighbours,
+    Released,
     StartAgent,
     StartAgents,
     StopStep,
@@ -43,6 +46,7 @@ class Step:
         slots: Sequence[Slot],
         hosts: Sequence[str],
         order: Callable[[int, StartAgent | EndAgent], None],
+        released: "Callable[[Step], None]",
     ) -> None:
         """Prepare it.
 
@@ -53,6 +57,7 @@ class Step:
             slots: where its agents run.
             hosts: the names of their nodes.
             order: passes an order to the keeper of a node.
+            released: called when its ranks have ended for good.
         """
         self.number, self.run, self.attempt = number, run, attempt
         self.slots, self.hosts = slots, hosts
@@ -62,11 +67,13 @@ class Step:
         """How long before the end of the job its ranks have to be told."""
         self.has_ended = False
         """Whether its controller has exited."""
+        self.began_s: float | None = None
+        """When its slots became free for it; None as long as another step uses them."""
         self.neighbours: dict[int, list[str]] = {}
         """By node of the step: the other runs that used it when this one started."""
         self._nodes: dict[int, int] = {}
         """The node of each agent that was ever started."""
-        self._order = order
+        self._order, self._released = order, released
         self._socket: socket.socket | None = None
 
     def start(
@@ -108,6 +115,11 @@ class Step:
         )
         for node, runs in self.neighbours.items():
             self.tell(Neighbours(node=node, runs=runs))
+
+    def grant(self) -> None:
+        """Let its ranks start."""
+        self.began_s = time.monotonic()
+        self.tell(Granted())
 
     def stop(self, stop: Stop) -> None:
         """Ask it to stop."""
@@ -156,6 +168,8 @@ class Step:
                 self._order(self._nodes[number], EndAgent(step=self.number, number=number))
             case Lead(seconds=seconds):
                 self.lead_s = seconds
+            case Released():
+                self._released(self)
 
     def _start_agents(self, order: StartAgents) -> None:
         for node, number in order.numbers.items():

@@ -174,6 +174,22 @@ class Allocation(Protocol):
     async def left_s(self) -> float | None:
         """Return how much time is left; None if unlimited, or if the cluster does not answer."""
 
+    async def await_grant(self) -> None:
+        """Wait until ranks may start: other programs may still use the nodes."""
+
+    def release(self) -> None:
+        """Tell that no more ranks will be started."""
+
+
+class OwnNodes:
+    """An allocation that no other program shares."""
+
+    async def await_grant(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
 
 # --- the next job -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from echelon.launch.backends.base import (
     ChildStarter,
     NoStandby,
     Outlook,
+    OwnNodes,
     Started,
     StartedProcess,
     View,
@@ -57,7 +58,7 @@ class LocalStarter(ChildStarter):
         return Outlook()
 
 
-class LocalAllocation:
+class LocalAllocation(OwnNodes):
     """One's own machine, which has no time limit and is not taken away."""
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:

@@ -34,9 +34,11 @@ from echelon.launch.protocol.messages import (
     AgentExited,
     Departed,
     EndAgent,
+    Granted,
     Lead,
     Message,
     Neighbours,
+    Released,
     StartAgents,
     StopStep,
     decode,
@@ -188,7 +190,7 @@ class StepAllocation:
         self._neighbours: dict[str, set[str]] = {}
         self._stop: Stop | None = None
         """The last request to stop."""
-        self._asked = asyncio.Event()
+        self._asked, self._may_go = asyncio.Event(), asyncio.Event()
         self._post: Callable[[Stop], None] = lambda _stop: None
         broker.received.append(self._receive)
 
@@ -223,6 +225,13 @@ class StepAllocation:
     async def left_s(self) -> float | None:
         return None
 
+    async def await_grant(self) -> None:
+        """Wait for the program that used the slots before, or until we are asked to stop."""
+        await self._may_go.wait()
+
+    def release(self) -> None:
+        self._broker.say(Released())
+
     def neighbours(self, host: str) -> Collection[str]:
         """Return the other runs that have used a node."""
         return self._neighbours.get(host, ())
@@ -230,12 +239,15 @@ class StepAllocation:
     def _ask(self, stop: Stop) -> None:
         self._stop = stop
         self._asked.set()
+        self._may_go.set()
         self._post(stop)
 
     def _receive(self, message: Message) -> None:
         match message:
             case Departed(nodes=nodes):
                 self._departed |= {self._hosts[node] for node in nodes}
+            case Granted():
+                self._may_go.set()
             case Neighbours(node=node, runs=runs):
                 self._neighbours.setdefault(self._hosts[node], set()).update(runs)
             case StopStep(stop=stop):

@@ -109,10 +109,14 @@ class Controller:
         }
         tasks = [report_crash(loop.create_task(w), name, journal) for name, w in watching.items()]
         try:
-            verdict = await self._gather() or await self._run_generations()
+            verdict = await self._gather()
+            if verdict is None:
+                await self._backend.allocation.await_grant()
+                verdict = await self._run_generations()
         except StopError as error:  # while waiting for nodes
             verdict = judge([as_failure(await self._finalizer.explain(error.stop))])
         finally:
+            self._backend.allocation.release()
             for task in tasks:
                 task.cancel()
             self._recovery.close()

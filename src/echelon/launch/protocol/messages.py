@@ -500,6 +500,16 @@ class StopStep(Message):
 
 
 @frozen
+class Granted(Message):
+    """The slots of a step are free: its ranks may start."""
+
+
+@frozen
+class Released(Message):
+    """The ranks of a step have ended for good: its slots are free."""
+
+
+@frozen
 class Neighbours(Message):
     """Other steps that have used the same node."""
 

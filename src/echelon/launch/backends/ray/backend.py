@@ -17,6 +17,7 @@ from echelon.launch.backends.base import (
     ChildStarter,
     NoStandby,
     Outlook,
+    OwnNodes,
     Started,
     StartedProcess,
     View,
@@ -108,7 +109,7 @@ class RayStarter(ChildStarter):
         )
 
 
-class RayAllocation:
+class RayAllocation(OwnNodes):
     """Nodes of a Ray cluster: no time limit; they are held as long as the driver lives.
 
     Ray finds another node for a place whose node is lost.

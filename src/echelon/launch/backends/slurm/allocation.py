@@ -19,7 +19,14 @@ from echelon.core.slurm import scrub
 from echelon.core.slurm_text import word
 from echelon.core.steady_clock import SteadyClock
 from echelon.errors import EchelonError
-from echelon.launch.backends.base import ANSWER_S, LOOK_S, RESERVE_S, RESUMABLE_EXIT, View
+from echelon.launch.backends.base import (
+    ANSWER_S,
+    LOOK_S,
+    RESERVE_S,
+    RESUMABLE_EXIT,
+    OwnNodes,
+    View,
+)
 from echelon.launch.backends.stop import Stop
 
 _LIMIT = ("time limit", "the job reached its time limit")
@@ -50,7 +57,7 @@ class _Look:
     """Its nodes that are left."""
 
 
-class SlurmAllocation:
+class SlurmAllocation(OwnNodes):
     """A job of Slurm."""
 
     def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
