@@ -67,6 +67,9 @@ ABOUT = {
     "lint": "`echelon lint` on one script, including its start.",
     "sweep": "A sweep of 1,000 tasks on a sandbox: submitting it, and its table if all tasks wait "
     "or have ended, with 50 lines of metrics each. submitit's `map_array` for comparison.",
+    "packed": "A packed sweep on a sandbox of two nodes with four GPUs each: the share of slot time "
+    "in which tasks ran, from the begin of the first to the end of the last, and tasks per second. "
+    "An array of whole-node jobs, of which each uses one GPU, for comparison.",
     "sandbox": "The sandbox, compared with Slurm's own defaults.",
 }
 """The introduction to each section; files with another layout have functions of their own."""
@@ -85,6 +88,9 @@ MISSED = {
     "not set them.",
     ("gpt", "compiled, plain loop / Echelon"): "Both compile the model. Echelon also "
     "compiles the loss and replays a CUDA graph, which matters less with steps of 40 ms.",
+    ("packed", "slot time that tasks of one second do not use"): "A task takes 0.2 s of CPU time, "
+    "and the eight slots share two cores.",
+    ("packed", "seconds per task that does nothing"): "The same: two cores are busy.",
     ("shards", "time to load, of torch's"): "The time includes verifying all checksums.",
     **{
         ("shards-gpu", f"{ranks} ranks: time to load, of torch's"): "All checksums are verified; "

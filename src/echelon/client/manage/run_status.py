@@ -101,7 +101,7 @@ def step_job(run: RunDir, attempt: Attempt | None, holder: Job) -> Job:
         return Job(id=attempt.job_id, state=ended.state, exit_code=ended.exit_code)
     if not holder.over:
         same = attempt is not None and attempt.job_id == holder.id and ended is None
-        if same or holder.state in WAITING:
+        if (same and attempt and has_begun(run, attempt)) or holder.state in WAITING:
             return holder
         return replace(holder, state="PENDING", reason="it waits for a slot")
     if attempt is None:

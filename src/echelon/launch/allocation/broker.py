@@ -14,6 +14,7 @@ from typing import Protocol
 
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
+from echelon.launch.agent.background_tasks import BackgroundTasks
 from echelon.launch.allocation.fork_client import ForkClient
 from echelon.launch.allocation.keeper import NOT_STARTED
 from echelon.launch.allocation.slots import Ask, Ledger, Slot
@@ -36,7 +37,7 @@ from echelon.launch.protocol.messages import (
 )
 from echelon.launch.protocol.rank_environment import job_in
 from echelon.run import events
-from echelon.run.attempts import Outcome, claim_step, outcome
+from echelon.run.attempts import Outcome, outcome
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure, Verdict, judge
@@ -52,6 +53,7 @@ class Work:
     """A run that is to be carried out as a step."""
 
     run: RunDir
+    attempt: int
     digest: str
     """SHA-256 of its request."""
     ask: Ask
@@ -87,7 +89,6 @@ class Broker:
         self,
         *,
         source: Source,
-        job_id: str,
         keeper_command: Sequence[str],
         environ: Mapping[str, str],
         shell: Shell,
@@ -98,8 +99,8 @@ class Broker:
         membership: Membership,
         finalizer: Finalizer,
     ) -> None:
-        self._source, self._job_id = source, job_id
-        self._keeper_command, self._environ, self._shell = keeper_command, environ, shell
+        self._source, self._keeper_command = source, keeper_command
+        self._environ, self._shell = environ, shell
         self._backend, self._journal, self._pool = backend, journal, pool
         self._recovery, self._membership, self._finalizer = recovery, membership, finalizer
         self._ledger = Ledger()
@@ -110,7 +111,10 @@ class Broker:
         """By the number of a step: another one that gets its slots."""
         self._is_brief = False
         """Whether the last step that has ended lasted seconds."""
+        self._departed: set[int] = set()
+        """Nodes that steps know to have left the job."""
         self._started = 0
+        self._tasks = BackgroundTasks()
         self._stop: Stop | None = None
         self._undelivered: dict[int, list[StartAgent | EndAgent]] = {}
         """By node: orders for a keeper that is not connected."""
@@ -200,8 +204,10 @@ class Broker:
             if not self._steps and (self._stop or self._source.is_empty()):
                 break
             self._membership.poll()
+            self._tell_departed()
             if why := self._find_shortage():
-                return judge([Failure(cause="lost node", message=why)])
+                cause = "lost node" if self._recovery.departed else "start"
+                return judge([Failure(cause=cause, message=why)])
             match await self._pool.next():
                 case Stop() as stop:
                     self._stop = await self._finalizer.explain(stop)
@@ -212,7 +218,7 @@ class Broker:
                 case Received(message=AgentExited() as exited):
                     self._end_agent(exited)
                 case Lost(agent=keeper):
-                    self._mark_departed(keeper.node)
+                    self._lose_keeper(keeper.node)
         if self._stop and not self._source.is_empty():
             return judge([as_failure(self._stop)])
         return None
@@ -263,12 +269,11 @@ class Broker:
         """Start a step, whose ranks wait until it is granted its slots."""
         assert self._controllers is not None
         self._started += 1
-        attempt = claim_step(work.run, job_id=self._job_id, within=self._journal.run.run_id)
         keepers = [self._pool.agents[slot.node] for slot in slots]
         step = Step(
             self._started,
             work.run,
-            attempt,
+            work.attempt,
             slots=slots,
             hosts=[keeper.name for keeper in keepers],
             order=self._order,
@@ -311,14 +316,20 @@ class Broker:
         elif self._stop is None:
             self._undelivered.setdefault(node, []).append(order)
 
-    def _mark_departed(self, node: int) -> None:
+    def _lose_keeper(self, node: int) -> None:
         """Note that a keeper is lost, and with it the agents on its node."""
         self._ledger.remove(node)
-        for step, _ in list(self._steps.values()):
-            places = [place for place, slot in enumerate(step.slots) if slot.node == node]
-            if places:
-                step.lose_node(node)
-                step.tell(Departed(nodes=places))
+        for step, work in list(self._steps.values()):
+            step.lose_node(node)
+            self._settle(step, work)
+
+    def _tell_departed(self) -> None:
+        """Tell steps which of their nodes have left the job."""
+        for node in self._recovery.departed - self._departed:
+            self._departed.add(node)
+            for step, _ in self._steps.values():
+                if places := [one for one, slot in enumerate(step.slots) if slot.node == node]:
+                    step.tell(Departed(nodes=places))
 
     # --- what happens to steps ------------------------------------------------------------------
 
@@ -339,10 +350,16 @@ class Broker:
 
     def _settle(self, step: Step, work: Work) -> None:
         """Forget a step once all of its processes have exited."""
-        if step.has_ended and not step.agents:
+        if step.has_ended and not step.agents and not step.is_settled:
+            step.is_settled = True
             self._free(step)
-            del self._steps[step.number]
-            self._source.ended(work, outcome(step.run, step.attempt))
+            self._tasks.spawn(self._forget(step, work))
+
+    async def _forget(self, step: Step, work: Work) -> None:
+        how = await asyncio.to_thread(outcome, step.run, step.attempt)
+        del self._steps[step.number]
+        self._source.ended(work, how)
+        self._pool.wake()
 
     def _free(self, step: Step) -> None:
         """Give the slots of a step to the one that waits for them, or back."""

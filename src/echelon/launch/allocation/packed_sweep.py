@@ -14,7 +14,6 @@ from pathlib import Path
 from echelon.core.records import find_record
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
-from echelon.errors import EchelonError
 from echelon.launch.agent.node_check import check_limit_s
 from echelon.launch.allocation.broker import Broker, Source, Work
 from echelon.launch.allocation.slots import Ask
@@ -25,7 +24,7 @@ from echelon.launch.controller.finalize import Finalizer
 from echelon.launch.controller.membership import Membership
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.roles import role_command
-from echelon.run.attempts import Outcome, attempts, outcome
+from echelon.run.attempts import Outcome, attempts, claim_step, outcome
 from echelon.run.directory import RunDir
 from echelon.run.history import read_history
 from echelon.run.journal import Journal, write_error
@@ -46,15 +45,27 @@ _RECORDED_S = 10.0
 class Tasks(Source):
     """The tasks of a sweep that are left."""
 
-    def __init__(self, sweep: SweepDir, digest: str, ask: Ask, cwd: str, left: list[int]) -> None:
-        self._sweep, self._digest, self._ask, self._cwd = sweep, digest, ask, cwd
+    def __init__(
+        self, sweep: SweepDir, left: list[int], *, digest: str, job_id: str, ask: Ask, cwd: str
+    ) -> None:
+        """Prepare them.
+
+        Args:
+            sweep: the sweep.
+            left: the tasks, in order.
+            digest: SHA-256 of the sweep's request.
+            job_id: our job.
+            ask: what each task needs.
+            cwd: their working directory.
+        """
+        self._sweep, self._digest, self._job_id = sweep, digest, job_id
+        self._ask, self._cwd = ask, cwd
         self._left = deque(left)
         """Tasks without a run directory that was checked."""
         self._ready: deque[tuple[int, Work]] = deque()
         self._running: dict[Path, int] = {}
         self._lost: Counter[int] = Counter()
         self._states: Counter[str] = Counter()
-        self._errors = ""
         self._more = asyncio.Event()
         self._preparing: asyncio.Task[None] | None = None
 
@@ -66,30 +77,30 @@ class Tasks(Source):
             while self._left and len(self._ready) < _AHEAD:
                 index = self._left[0]
                 try:
-                    run, digest = await asyncio.to_thread(
-                        make_run, self._sweep, index, self._digest
-                    )
-                except (EchelonError, OSError) as error:
+                    work = await asyncio.to_thread(self._claim, index)
+                except Exception as error:  # noqa: BLE001  it must not keep the others from starting
                     self._states["FAILED"] += 1
-                    self._errors = f"{self._sweep.run_id(index)} cannot be created: {error}"
-                    write_error(self._errors)
+                    write_error(f"{self._sweep.run_id(index)} cannot be created: {error}")
                 else:
-                    work = Work(run=run, digest=digest, ask=self._ask, cwd=self._cwd)
-                    self._ready.append((index, work))
+                    if work:
+                        self._ready.append((index, work))
+                    else:
+                        self._states["CANCELLED"] += 1
                 self._left.popleft()
                 ready()
             self._more.clear()
             await self._more.wait()
 
+    def _claim(self, index: int) -> Work | None:
+        """Create the run of a task and claim its next attempt, unless it was cancelled."""
+        if self._sweep.cancelled(index).exists():
+            return None
+        run, digest = make_run(self._sweep, index, self._digest)
+        attempt = claim_step(run, job_id=self._job_id, within=self._sweep.sweep_id)
+        return Work(run=run, attempt=attempt, digest=digest, ask=self._ask, cwd=self._cwd)
+
     def first(self) -> Work | None:
-        while self._ready:
-            index, work = self._ready[0]
-            if not self._sweep.cancelled(index).exists():
-                return work
-            self._ready.popleft()
-            self._states["CANCELLED"] += 1
-        self._more.set()
-        return None
+        return self._ready[0][1] if self._ready else None
 
     def start(self, work: Work) -> None:
         index, first = self._ready.popleft()
@@ -152,7 +163,7 @@ def _is_left(sweep: SweepDir, index: int, before: int) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Carry out an attempt of a sweep's job; REQUEST is the digest of the sweep's request."""
-    path, number, digest = arguments
+    path, asked, digest = arguments
     sweep = SweepDir.open(Path(path).absolute())
     spec = read_spec(sweep.files, digest)
     table = read_table(sweep, read_tasks_digest(sweep.files, digest))
@@ -160,7 +171,7 @@ def main(arguments: list[str]) -> int:
     nodes = NodeCount(spec.nodes.low, table.pack)
     request = replace(spec, nodes=nodes, hand_over=hand_over)
     restarts = RESTARTS if spec.restarts is None else spec.restarts
-    entered = enter_attempt(sweep.files, request, number, restarts=restarts)
+    entered = enter_attempt(sweep.files, request, asked, restarts=restarts)
     if isinstance(entered, int):
         return entered
     ask = Ask(
@@ -169,12 +180,16 @@ def main(arguments: list[str]) -> int:
         cpus=spec.procs_per_node * max(1, spec.cpus_per_task),
         sharing=table.per_slot,
     )
-    left = find_left(sweep, table.tasks, entered.context.number)
-    tasks = Tasks(sweep, digest, ask, spec.chdir, left)
-    job_id = _own_job(sweep.files, entered.context.number)
-    return entered.carry_out(
-        lambda backend: build_broker(entered, backend, tasks, digest=digest, job_id=job_id)
+    number = entered.context.number
+    tasks = Tasks(
+        sweep,
+        find_left(sweep, table.tasks, number),
+        digest=digest,
+        job_id=_own_job(sweep.files, number),
+        ask=ask,
+        cwd=spec.chdir,
     )
+    return entered.carry_out(lambda backend: build_broker(entered, backend, tasks, digest=digest))
 
 
 def _own_job(sweep: RunDir, attempt: int) -> str:
@@ -187,9 +202,7 @@ def _own_job(sweep: RunDir, attempt: int) -> str:
     return find() if wait_until(lambda: bool(find()), timeout_s=_RECORDED_S) else ""
 
 
-def build_broker(
-    entered: Entered, backend: Backend, source: Source, *, digest: str, job_id: str
-) -> Broker:
+def build_broker(entered: Entered, backend: Backend, source: Source, *, digest: str) -> Broker:
     """Return the broker of an attempt, with everything that it works with."""
     context, environ = entered.context, entered.environ
     run, request, starter = context.run, context.request, backend.starter
@@ -208,7 +221,6 @@ def build_broker(
     )
     return Broker(
         source=source,
-        job_id=job_id,
         keeper_command=role_command("keeper", run.path, context.number, digest),
         environ=environ,
         shell=LocalShell(),

@@ -67,6 +67,8 @@ class Step:
         """How long before the end of the job its ranks have to be told."""
         self.has_ended = False
         """Whether its controller has exited."""
+        self.is_settled = False
+        """Whether all of its processes have exited."""
         self.began_s: float | None = None
         """When its slots became free for it; None as long as another step uses them."""
         self.neighbours: dict[int, list[str]] = {}

@@ -38,11 +38,17 @@ def state(run, job):
     return step_job(run, attempts(run)[-1], job).state
 
 
+def begin(run):
+    (run.attempt(1) / "owner").write_text("7 n1 1")
+
+
 def end(run, **outcome):
     run.outcome(1).write_text(json.dumps({"exit_code": 0, **outcome}))
 
 
 def test_its_own_outcome_counts_though_the_job_goes_on(run):
+    assert state(run, RUNNING) == "PENDING"  # its controller has not begun
+    begin(run)
     assert state(run, RUNNING) == "RUNNING"
     end(run, state="FAILED")
     assert state(run, RUNNING) == "FAILED"
@@ -56,6 +62,7 @@ def test_what_is_to_be_started_again_waits_for_a_slot(run):
 
 
 def test_without_an_outcome_the_job_tells(run):
+    begin(run)
     assert state(run, Job(id="7", state="CANCELLED")) == "CANCELLED"
     # It was not completed by an allocation that ended without it.
     assert state(run, Job(id="7", state="COMPLETED")) == "FAILED"
@@ -69,6 +76,7 @@ def test_one_that_was_never_started_waits_while_the_job_goes_on(run):
 
 
 def test_the_cluster_is_asked_for_the_job_of_the_sweep(run):
+    begin(run)
     assert current_job(run, Cluster()).state == "RUNNING"
 
 
