@@ -67,7 +67,7 @@ ABOUT = {
     "lint": "`echelon lint` on one script, including its start.",
     "sweep": "A sweep of 1,000 tasks on a sandbox: submitting it, and its table if all tasks wait "
     "or have ended, with 50 lines of metrics each. submitit's `map_array` for comparison.",
-    "packed": "A packed sweep on a sandbox of two nodes with four GPUs each: the share of slot time "
+    "packed": "A packed sweep on a sandbox of two nodes with four GPUs each: the share of time "
     "in which tasks ran, from the begin of the first to the end of the last, and tasks per second. "
     "An array of whole-node jobs, of which each uses one GPU, for comparison.",
     "sandbox": "The sandbox, compared with Slurm's own defaults.",
