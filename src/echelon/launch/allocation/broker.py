@@ -7,6 +7,7 @@ Where steps come from is up to a `Source`.
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -116,7 +117,7 @@ class Broker:
         self._started = 0
         self._tasks = BackgroundTasks()
         self._stop: Stop | None = None
-        self._undelivered: dict[int, list[StartAgent | EndAgent]] = {}
+        self._undelivered: dict[int, list[StartAgent]] = {}
         """By node: orders for a keeper that is not connected."""
 
     async def run(self) -> int:
@@ -311,10 +312,18 @@ class Broker:
             keeper.link.say(order)
 
     def _order(self, node: int, order: StartAgent | EndAgent) -> None:
+        """Pass an order on; without a keeper, agents are started when there is one again."""
+        waiting = self._undelivered.setdefault(node, [])
         if keeper := self._pool.agents.get(node):
             keeper.link.say(order)
-        elif self._stop is None:
-            self._undelivered.setdefault(node, []).append(order)
+        elif isinstance(order, StartAgent):
+            waiting.append(order)
+        else:
+            about = (order.step, order.number)
+            waiting[:] = [one for one in waiting if (one.step, one.number) != about]
+            self._end_agent(
+                AgentExited(step=order.step, number=order.number, status=-signal.SIGKILL)
+            )
 
     def _lose_keeper(self, node: int) -> None:
         """Note that a keeper is lost, and with it the agents on its node."""

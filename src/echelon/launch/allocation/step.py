@@ -13,7 +13,6 @@ from pathlib import Path
 from echelon.launch.allocation.fork_client import ForkClient
 from echelon.launch.allocation.keeper import step_key
 from echelon.launch.allocation.slots import Slot, job_environment
-from echelon.launch.backends.step import HOSTS, REACHED
 from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
@@ -31,6 +30,7 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
+from echelon.launch.protocol.rank_environment import STEP_ADDRESS, STEP_HOSTS
 from echelon.run.directory import RunDir
 
 
@@ -102,7 +102,7 @@ class Step:
         ours.setblocking(False)
         self._socket = ours
         asyncio.get_running_loop().add_reader(ours, self._hear)
-        own = {HOSTS: ",".join(self.hosts), REACHED: reached}
+        own = {STEP_HOSTS: ",".join(self.hosts), STEP_ADDRESS: reached}
         controllers.fork(
             Fork(
                 number=self.number,
@@ -137,7 +137,7 @@ class Step:
     def close(self) -> None:
         """Kill agents that are left; no more messages are received."""
         self._forget()
-        for number in self.agents:
+        for number in list(self.agents):
             self._order(self._nodes[number], EndAgent(step=self.number, number=number))
 
     def lose_node(self, node: int) -> None:

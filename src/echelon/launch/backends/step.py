@@ -44,22 +44,26 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
-from echelon.launch.protocol.rank_environment import NODE, STEP, receive_key
+from echelon.launch.protocol.rank_environment import (
+    NODE,
+    STEP,
+    STEP_ADDRESS,
+    STEP_HOSTS,
+    receive_key,
+)
 from echelon.run.attempts import STOPPING
 
 LOOK_S = 0.5
 """How often we check whether the user has stopped the step, and whether its lead has changed."""
-HOSTS = "ECHELON_STEP_HOSTS"
-"""The nodes of a step."""
-REACHED = "ECHELON_STEP_ADDRESS"
-"""Our address, as the keepers of its nodes have reached the broker."""
 
 
 def step_backend(environ: Mapping[str, str], attempt: AttemptContext) -> Backend:
     """Return the backend of the step that we are the controller of."""
     broker = _Broker(int(environ[STEP]))
     starter = StepStarter(broker, environ)
-    allocation = StepAllocation(broker, expand(environ[HOSTS]), attempt.run.attempt(attempt.number))
+    allocation = StepAllocation(
+        broker, expand(environ[STEP_HOSTS]), attempt.run.attempt(attempt.number)
+    )
     return Backend(
         starter=starter,
         allocation=allocation,
@@ -129,7 +133,7 @@ class StepStarter:
 
     def __init__(self, broker: _Broker, environ: Mapping[str, str]) -> None:
         self._broker, self._environ = broker, environ
-        self._hosts = expand(environ[HOSTS])
+        self._hosts = expand(environ[STEP_HOSTS])
         self.nodes = len(self._hosts)
         self._agents: dict[int, _StepAgent] = {}
         self._look: Callable[[], None] = lambda: None
@@ -142,7 +146,7 @@ class StepStarter:
         return self._hosts[node]
 
     def candidates(self) -> list[str]:
-        own = [self._environ[REACHED]] if self._environ.get(REACHED) else []
+        own = [self._environ[STEP_ADDRESS]] if self._environ.get(STEP_ADDRESS) else []
         return list(dict.fromkeys([*own, *addresses.host_addresses()]))
 
     def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:

@@ -38,6 +38,10 @@ TRACKER = "ECHELON_TRACKER_ID"
 """The run's name for trackers such as W&B."""
 STEP = "ECHELON_STEP"
 """Set in the processes of a step: for its controller, the number of the socket to its broker."""
+STEP_HOSTS = "ECHELON_STEP_HOSTS"
+"""For the controller of a step: the step's nodes."""
+STEP_ADDRESS = "ECHELON_STEP_ADDRESS"
+"""For the controller of a step: its address, as keepers have reached the broker."""
 ZYGOTE = "ECHELON_ZYGOTE"
 """For an agent that was forked: the number of the socket to its zygote, which was forked too."""
 PRIVATE = (
@@ -52,6 +56,8 @@ PRIVATE = (
     ENVIRON,
     SCRIPT,
     STEP,
+    STEP_HOSTS,
+    STEP_ADDRESS,
     ZYGOTE,
 )
 """Used between our own processes; ranks do not see them."""

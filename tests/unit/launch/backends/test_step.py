@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from echelon.launch.backends.base import AgentCommand, AttemptContext
-from echelon.launch.backends.step import HOSTS, REACHED, step_backend
+from echelon.launch.backends.step import step_backend
 from echelon.launch.backends.stop import Stop
 from echelon.launch.protocol.messages import (
     AgentExited,
@@ -22,7 +22,7 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
-from echelon.launch.protocol.rank_environment import STEP, render_key
+from echelon.launch.protocol.rank_environment import STEP, STEP_ADDRESS, STEP_HOSTS, render_key
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 
@@ -51,7 +51,7 @@ def step(tmp_path, monkeypatch):
     attempt = AttemptContext(
         run=run, number=1, request=JobSpec(), owns_job=False, environ={}, script=b""
     )
-    environ = {STEP: str(theirs.detach()), HOSTS: "n3,n4", REACHED: "10.0.0.1", "A": "1"}
+    environ = {STEP: str(theirs.detach()), STEP_HOSTS: "n3,n4", STEP_ADDRESS: "10.0.0.1", "A": "1"}
     ours.settimeout(10)
 
     def talk(message=None):
