@@ -298,9 +298,10 @@ def test_the_page_ends_with_a_connection_that_is_silent(host, tmp_path, monkeypa
     monkeypatch.setattr(ssh_host, "BEAT_S", 0.1)
     alive = host.start(call)
     alive.keep_alive()
-    _, address = next(alive.frames())
+    parts = alive.output_parts()
+    _, address = next(parts)
     with pytest.raises(LostConnectionError):  # its input stays open, and nothing comes
-        list(host.start(call).frames())
+        list(host.start(call).output_parts())
     port = int(re.search(r":(\d+)/", address)[1])
     socket.create_connection(("127.0.0.1", port)).close()
     alive.close()
