@@ -15,6 +15,7 @@ from typing import Protocol
 
 from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
+from echelon.core.units import counted
 from echelon.launch.agent.background_tasks import BackgroundTasks
 from echelon.launch.allocation.fork_client import ForkClient
 from echelon.launch.allocation.keeper import NOT_STARTED
@@ -261,10 +262,10 @@ class Broker:
             return ""
         assert work is not None
         ask = work.ask
-        each = f"{ask.gpus} GPUs" if ask.gpus else f"{ask.cpus} CPUs"
+        each = counted(ask.gpus, "GPU") if ask.gpus else counted(ask.cpus, "CPU")
         if self._ledger.offers(ask):
             return ""
-        return f"a task needs {ask.nodes} nodes with {each}; {self._ledger.describe()}"
+        return f"a task needs {counted(ask.nodes, 'node')} with {each}; {self._ledger.describe()}"
 
     def _start(self, work: Work, slots: Sequence[Slot]) -> Step:
         """Start a step, whose ranks wait until it is granted its slots."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.core.records import find_record
+from echelon.core.records import find_record, to_count
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.agent.node_check import check_limit_s
@@ -142,8 +142,10 @@ def find_left(sweep: SweepDir, tasks: Collection[int], attempt: int) -> list[int
     """
     asked = dict.fromkeys(tasks, 0)
     for number in sweep.files.attempt_numbers():
-        if number <= attempt and (record := find_record(sweep.asked(number))):
-            asked = {int(index): int(before) for index, before in record["tasks"].items()}
+        record = find_record(sweep.asked(number)).get("tasks") if number <= attempt else None
+        if isinstance(record, dict):
+            counts = {index: to_count(record.get(str(index))) for index in tasks}
+            asked = {index: before for index, before in counts.items() if before is not None}
     return [index for index, before in asked.items() if _is_left(sweep, index, before)]
 
 

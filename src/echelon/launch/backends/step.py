@@ -17,6 +17,7 @@ from pathlib import Path
 
 from echelon.core import addresses
 from echelon.core.nodes import expand
+from echelon.core.records import read_bytes
 from echelon.launch.backends.base import (
     ANSWER_S,
     NODE_CAUSES,
@@ -53,6 +54,7 @@ from echelon.launch.protocol.rank_environment import (
 )
 from echelon.run.attempts import STOPPING
 
+_MOST_ORDER = 100
 LOOK_S = 0.5
 """How often we check whether the user has stopped the step, and whether its lead has changed."""
 
@@ -281,6 +283,6 @@ def _as_stop(how: str) -> Stop:
 def _read_order(path: Path) -> str:
     """Return how a command wants a step to stop; empty if none does."""
     try:
-        return path.read_text().strip() or "stop"
+        return read_bytes(path, most=_MOST_ORDER).decode(errors="replace").strip() or "stop"
     except OSError:
         return ""

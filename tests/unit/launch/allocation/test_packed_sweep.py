@@ -60,3 +60,10 @@ def test_a_resumed_sweep_carries_out_what_it_was_asked_to(sweep):
     assert find_left(sweep, range(4), 2) == [2]
     sweep.files.claim_attempt()  # the standby job, which continues what the second was asked to
     assert find_left(sweep, range(4), 3) == [2]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"tasks": 1}', '{"tasks": {"x": 1, "1": "y"}}'])
+def test_a_damaged_list_names_no_other_tasks(sweep, text):
+    sweep.files.claim_attempt()
+    sweep.asked(1).write_text(text)
+    assert set(find_left(sweep, range(4), 1)) in (set(), {0, 1, 2, 3})
