@@ -84,7 +84,7 @@ demo: setup  ## train MNIST on two simulated nodes; one rank is killed, and the 
 
 bench: peers system  ## measure; results under benchmarks/results/
 	@tools/setup.sh user test
-	@set -e; for name in sandbox launch raylaunch restart nodeloss rendezvous strangers idle faultmatrix leftovers loader checkpoint shards snapshot sweep page lint remote; do \
+	@set -e; for name in sandbox launch raylaunch restart nodeloss rendezvous strangers idle faultmatrix leftovers loader checkpoint shards snapshot sweep packed page lint remote; do \
 	    echo "--- $$name"; $(BIN)/python benchmarks/$$name.py; done
 	@echo "--- overhead"; .venv-peers/bin/python benchmarks/overhead.py
 

@@ -506,6 +506,24 @@ def test_functions_from_a_laptop(laptop):
     assert found.count(None) == 1  # the script's
 
 
+@pytest.mark.slurm
+def test_a_packed_sweep_from_a_laptop(laptop, remote):
+    words = ["--pack=2", "--grid", "count=1,2,3", "train.py", "{count}", "0"]
+    done = laptop("sweep", "--json", "--wait", *words)
+    found = json.loads(done.stdout)
+    assert found["job"].isdecimal()
+    assert f"{found['sweep']}: 3 COMPLETED" in done.stderr
+    assert "0: number 1" in laptop("logs", f"{found['sweep']}-2").stdout
+    waiting = ["--pack=1", "--grid", "count=1000,1000", "train.py", "{count}", "0.05"]
+    sweep = json.loads(laptop("sweep", "--json", *waiting).stdout)["sweep"]
+    state = lambda: json.loads(laptop("sweep", "status", "--json").stdout)  # noqa: E731
+    assert wait_until(lambda: state()["states"].get("RUNNING") == 2, timeout_s=60)
+    laptop("stop", f"{sweep}-0")
+    assert wait_until(lambda: state()["states"].get("CANCELLED") == 1, timeout_s=60)
+    laptop("sweep", "stop", "last")
+    assert wait_until(lambda: state()["going"] == 0, timeout_s=60)
+
+
 @pytest.mark.full
 def test_a_sweep_from_a_laptop(laptop, remote):
     words = ["--grid", "count=1,2", "--grid", "pause=0,0.1", "--max-running=1", "--wait", "--json"]
