@@ -28,7 +28,6 @@ from echelon.launch.agent.scratch import make_scratch
 from echelon.launch.agent.staging import NodeStage
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
-from echelon.launch.backends.base import RESUMABLE_EXIT
 from echelon.launch.code_path import VARIABLE, own_sites, search_path
 from echelon.launch.container.commands import LIBRARY
 from echelon.launch.program import Program, find_program
@@ -106,7 +105,7 @@ def main(arguments: list[str]) -> int:
         _log.info("agent of node %d, pid %d on %s", node, os.getpid(), os.uname().nodename)
         code = await agent.run()
         if agent.orphaned and STEP in environ:
-            return RESUMABLE_EXIT
+            return os.EX_TEMPFAIL
         if agent.orphaned:
             end_orphaned_job(
                 run,
