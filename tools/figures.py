@@ -69,7 +69,7 @@ ABOUT = {
     "or have ended, with 50 lines of metrics each. submitit's `map_array` for comparison.",
     "packed": "A packed sweep on a sandbox of two nodes with four GPUs each: the share of time "
     "in which tasks ran, from the begin of the first to the end of the last, and tasks per second. "
-    "An array of whole-node jobs, of which each uses one GPU, for comparison.",
+    "An array of whole-node jobs, each of which uses one GPU, for comparison.",
     "sandbox": "The sandbox, compared with Slurm's own defaults.",
 }
 """The introduction to each section; files with another layout have functions of their own."""

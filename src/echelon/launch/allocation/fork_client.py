@@ -1,7 +1,5 @@
 """The owner's side of a fork server: starts it, sends orders, and is told which processes exit."""
 
-import asyncio
-import json
 import os
 import signal
 import socket
@@ -9,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from echelon.core.shell import Shell, signal_group
+from echelon.launch.protocol.message_socket import MessageSocket
 from echelon.launch.protocol.messages import (
-    ZYGOTE_PACKET,
     Exited,
     Fork,
     Kill,
+    Message,
     ServerReady,
-    decode,
-    encode,
 )
 from echelon.launch.roles import role_command
 
@@ -52,11 +49,10 @@ class ForkClient:
         argv = role_command("fork-server", handle, ",".join(roles), ",".join(preload))
         self.pid = shell.start(argv, log=log, env=env, keep=[handle])
         theirs.close()
-        ours.setblocking(False)
-        self._socket: socket.socket | None = ours
+        self._socket = MessageSocket(ours)
         self._waiting: list[tuple[Fork | Kill, int]] | None = []
         """Orders that wait until the server is ready; None once it is."""
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        self._socket.listen(self._receive, self._lose)
 
     def fork(self, order: Fork, handle: int = -1) -> None:
         """Fork a process, which gets the open file `handle`: it is closed here.
@@ -71,54 +67,35 @@ class ForkClient:
 
     def close(self) -> None:
         """Kill the server, and with it its forks."""
-        self._forget()
+        self._socket.close()
+        self._send_waiting()
         signal_group(self.pid, signal.SIGKILL)
 
     def _send(self, order: Fork | Kill, handle: int) -> None:
         if self._waiting is not None:
             self._waiting.append((order, handle))
             return
-        try:
-            if self._socket is not None:
-                # Orders are small and the server is quick: waiting is simpler than a queue.
-                self._socket.setblocking(True)
-                handles = [handle] if handle >= 0 else []
-                socket.send_fds(self._socket, [json.dumps(encode(order)).encode()], handles)
-                self._socket.setblocking(False)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # its end is about to be noticed
-        finally:
-            if handle >= 0:
-                os.close(handle)
+        # Orders are small and the server is quick: waiting is simpler than a queue.
+        self._socket.send(order, handle, waits=True)
+        if handle >= 0:
+            os.close(handle)
 
-    def _forget(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
+    def _send_waiting(self) -> None:
+        """Send what waits: without a server, this closes the files."""
         waiting, self._waiting = self._waiting or [], None
-        for order in waiting:  # closes their files
+        for order in waiting:
             self._send(*order)
 
-    def _hear(self) -> None:
-        assert self._socket is not None
-        try:
-            data = self._socket.recv(ZYGOTE_PACKET)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._forget()
-            self._lost()
-            return
-        match decode(json.loads(data)):
+    def _lose(self) -> None:
+        self._send_waiting()
+        self._lost()
+
+    def _receive(self, message: Message) -> None:
+        match message:
             case ServerReady():
-                waiting, self._waiting = self._waiting or [], None
-                for order in waiting:
-                    self._send(*order)
-            case Exited() as exited:
-                self._exited(exited)
+                self._send_waiting()
+            case Exited():
+                self._exited(message)
 
 
 def allowed_cpus() -> list[int]:

@@ -1,4 +1,4 @@
-"""Which steps use which parts of which nodes, and what their processes see of these. Pure."""
+"""A ledger of slots, and the variables that confine a process to its slot. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Ledger:
         self._nodes: dict[int, _Node] = {}
 
     def add(self, node: int, *, gpus: int, cpus: int) -> None:
-        """Add a node, all of which is free."""
+        """Add a node whose GPUs and CPUs are all free."""
         self._nodes[node] = _Node(node, gpus, cpus)
 
     def remove(self, node: int) -> None:
@@ -112,7 +112,7 @@ class _Node:
 
 
 def _choose(taken: Sequence[Fraction], count: int, part: Fraction) -> tuple[int, ...] | None:
-    """Return the positions of which the least is taken; None if too few have so much left."""
+    """Return the least used positions; None if too few have that much left."""
     free = [position for position, used in enumerate(taken) if used + part <= 1]
     if len(free) < count:
         return None

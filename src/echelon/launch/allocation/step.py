@@ -1,8 +1,5 @@
 """A step, as its broker sees it: a run's controller, and the slots that its agents use."""
 
-import asyncio
-import contextlib
-import json
 import signal
 import socket
 import time
@@ -14,8 +11,8 @@ from echelon.launch.allocation.fork_client import ForkClient
 from echelon.launch.allocation.keeper import step_key
 from echelon.launch.allocation.slots import Slot, job_environment
 from echelon.launch.backends.stop import Stop
+from echelon.launch.protocol.message_socket import MessageSocket
 from echelon.launch.protocol.messages import (
-    ZYGOTE_PACKET,
     AgentExited,
     EndAgent,
     Fork,
@@ -27,8 +24,6 @@ from echelon.launch.protocol.messages import (
     StartAgent,
     StartAgents,
     StopStep,
-    decode,
-    encode,
 )
 from echelon.launch.protocol.rank_environment import STEP_ADDRESS, STEP_HOSTS
 from echelon.run.directory import RunDir
@@ -76,7 +71,7 @@ class Step:
         self._nodes: dict[int, int] = {}
         """The node of each agent that was ever started."""
         self._order, self._released = order, released
-        self._socket: socket.socket | None = None
+        self._socket: MessageSocket | None = None
 
     def start(
         self,
@@ -99,9 +94,8 @@ class Step:
             reached: our address, as the keepers of its nodes reach it.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self._socket = ours
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        self._socket = MessageSocket(ours)
+        self._socket.listen(self._receive, lambda: None)
         own = {STEP_HOSTS: ",".join(self.hosts), STEP_ADDRESS: reached}
         controllers.fork(
             Fork(
@@ -129,14 +123,13 @@ class Step:
 
     def tell(self, message: Message) -> None:
         """Send its controller a message; does nothing if that has exited."""
-        if self._socket is not None:
-            # It is about to exit, or hangs and will be killed.
-            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-                self._socket.send(json.dumps(encode(message)).encode())
+        if self._socket is not None:  # one that hangs will be killed
+            self._socket.send(message)
 
     def close(self) -> None:
         """Kill agents that are left; no more messages are received."""
-        self._forget()
+        if self._socket is not None:
+            self._socket.close()
         for number in list(self.agents):
             self._order(self._nodes[number], EndAgent(step=self.number, number=number))
 
@@ -146,24 +139,8 @@ class Step:
             self.agents.discard(number)
             self.tell(AgentExited(step=self.number, number=number, status=-signal.SIGKILL))
 
-    def _forget(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-
-    def _hear(self) -> None:
-        assert self._socket is not None
-        try:
-            data = self._socket.recv(ZYGOTE_PACKET)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._forget()
-            return
-        match decode(json.loads(data)):
+    def _receive(self, message: Message) -> None:
+        match message:
             case StartAgents() as order:
                 self._start_agents(order)
             case EndAgent(number=number):

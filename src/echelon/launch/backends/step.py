@@ -7,7 +7,6 @@ nodes, and asks it to stop.
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -30,8 +29,8 @@ from echelon.launch.backends.base import (
     View,
 )
 from echelon.launch.backends.stop import Stop
+from echelon.launch.protocol.message_socket import MessageSocket
 from echelon.launch.protocol.messages import (
-    ZYGOTE_PACKET,
     AgentExited,
     Departed,
     EndAgent,
@@ -42,8 +41,6 @@ from echelon.launch.protocol.messages import (
     Released,
     StartAgents,
     StopStep,
-    decode,
-    encode,
 )
 from echelon.launch.protocol.rank_environment import (
     NODE,
@@ -80,35 +77,25 @@ class _Broker:
     """Our end of the socket to the broker."""
 
     def __init__(self, handle: int) -> None:
-        self._socket = socket.socket(fileno=handle)
+        self._socket = MessageSocket(socket.socket(fileno=handle))
         self.received: list[Callable[[Message], None]] = []
         """Called with each message."""
-        self._listens = False
 
     def listen(self) -> None:
         """Receive messages from now on, in the event loop."""
-        if not self._listens:
-            self._listens = True
-            self._socket.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._socket, self._hear)
+        self._socket.listen(self._receive, _end)
 
     def say(self, message: Message) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # we are about to end
-            self._socket.send(json.dumps(encode(message)).encode())
+        self._socket.send(message, waits=True)
 
-    def _hear(self) -> None:
-        try:
-            data = self._socket.recv(ZYGOTE_PACKET)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            # The fork server is about to kill us: what we would record could be wrong.
-            os.kill(os.getpid(), signal.SIGKILL)
-        message = decode(json.loads(data))
+    def _receive(self, message: Message) -> None:
         for receive in self.received:
             receive(message)
+
+
+def _end() -> None:
+    """End this process: the fork server is about to, and what we would record could be wrong."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _StepAgent:

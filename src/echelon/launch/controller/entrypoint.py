@@ -144,7 +144,7 @@ def enter_attempt(
         number: the attempt; empty for the next one.
         restarts: how often it may lose the process that carries it out.
     """
-    # Until the controller can handle it: whoever sees the attempt may ask it to stop.
+    # Blocked until it can be handled: a stop may be requested once the attempt is visible.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     environ = dict(os.environ)
     original, script = _read_variables(environ), _read_pipe(environ.pop(SCRIPT, ""))

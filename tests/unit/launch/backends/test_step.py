@@ -63,7 +63,7 @@ def step(tmp_path, monkeypatch):
     backend = step_backend(environ, attempt)
     yield backend, talk, run
     ours.close()
-    backend.starter._broker._socket.close()
+    backend.starter._broker._socket._end.close()
 
 
 def test_agents_are_asked_of_the_broker_and_their_exits_are_told(step):
